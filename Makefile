@@ -35,7 +35,7 @@ RUST_FUZZ    := core/fuzz/Cargo.toml
 FUZZ_ENV     := CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=target/fuzz/check
 RUST_MODELS  := core/models/Cargo.toml
 MODELS_ENV   := CARGO_TARGET_DIR=target/models
-# docs/speed.md does not have all rows of these comparisons, so each of them has a table of its own.
+# docs/speed.md does not have all rows of these comparisons, so each comparison has a table of its own.
 TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json rpc.json files.json lookups.json programs.json pgo.json)
 # A newer Rust has new lints, and an older one lacks some. So warnings of clippy and rustdoc are errors only with the
 # version that builds the releases.
@@ -76,8 +76,8 @@ demo: $(VENV)/.build ## serve an aiohttp application, load it, compare with asyn
 
 # ---------------------------------------------------------------- check
 
-# The extension is built while the lint and the Rust tests run: its linker uses only one core, and they use other build
-# directories.
+# The extension is built while the lint and the Rust tests run: its linker uses only one core, and lint and tests have
+# other build directories.
 test: $(VENV)/.dev $(VENV)/.build ## all checks: lint, Rust tests, Python tests, CPython's own tests
 	@$(MAKE) --no-print-directory build & building=$$!; \
 	  $(MAKE) --no-print-directory lint test-rust && wait $$building || { kill $$building 2>/dev/null; exit 1; }
@@ -183,8 +183,9 @@ $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "this Python cannot make virtual environments (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The packages that a target needs, with the versions and hashes of its lock file. Python compiles a module when it is
-# first imported. Compiling all of them here would take three times as long as the rest of the installation.
+# The packages that a target needs, with the versions and hashes of its lock file. They are not compiled to bytecode:
+# Python does that when it first imports a module, and doing it here for all of them would take three times as long as
+# the rest of the installation.
 $(VENV)/.%: requirements/%.txt | $(VENV)/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet --no-compile $(if $(NEWEST),--upgrade --requirement requirements/$*.in,--require-hashes --requirement $<)
 	@touch $@

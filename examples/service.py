@@ -5,7 +5,7 @@
     python -m grapeshot attach /run/user/$UID/service.bd
     kill -TERM PID                                  # finishes the requests under way, for at most --deadline seconds
 
-It implements just enough of HTTP/1.1, on asyncio's streams, to show this. For real HTTP, use a server such as uvicorn;
+The service implements only a small part of HTTP/1.1, on asyncio's streams. For real HTTP, use a server such as uvicorn;
 the rest of the program stays the same.
 """
 
@@ -48,7 +48,7 @@ class Service:
         self.idle: set[asyncio.StreamWriter] = set()
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client until it disconnects, misbehaves, or the service stops."""
+        """Serve one client until it disconnects or misbehaves, or the service stops."""
         task = asyncio.current_task()
         assert task is not None
         self.under_way.add(task)
@@ -63,7 +63,7 @@ class Service:
         except asyncio.CancelledError:
             if not self.is_stopping:
                 raise
-            # stop() has cancelled this task at the deadline. asyncio 3.11 would log the exception as an error.
+            # stop() has cancelled this task at the deadline. If the exception left it, asyncio 3.11 would log an error.
         finally:
             self.under_way.discard(task)
             self.idle.discard(writer)
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080, help="0 for any free port")
     parser.add_argument("--backdoor", metavar="PATH", help="open a back door at this path")
-    parser.add_argument("--limit", type=int, default=1000, help="the number of connections; further ones have to wait")
+    parser.add_argument("--limit", type=int, default=1000, help="the most connections; further clients have to wait")
     parser.add_argument("--idle-timeout", type=float, default=60.0, help="seconds to wait for the next request")
     parser.add_argument("--request-timeout", type=float, default=10.0, help="seconds to wait for the rest of a request")
     parser.add_argument("--send-timeout", type=float, default=30.0, help="seconds to wait until an answer is sent")

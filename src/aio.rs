@@ -308,7 +308,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             stop,
             _AioQueue.stop,
-            "Cancel all calls that do not close a file, and wait until all end, at most limit seconds. Return how many have not ended."
+            "Cancel all calls except closes. Wait at most limit seconds for all calls; return how many have not ended."
         ),
     ];
     let slots = [slot(ffi::Py_tp_new, new as *mut c_void), methods_slot(methods)];

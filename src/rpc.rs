@@ -26,8 +26,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 ///
 /// Decoding creates no garbage, but it creates enough objects to trigger garbage collections, and each collection
 /// traverses everything that has been decoded so far: 1 MiB of empty lists takes 80 ms to decode without collections
-/// and 300 ms with them (`CPython` 3.11). So the collector is disabled during the call. With a GIL no other thread can
-/// run in that time and notice. Without a GIL other threads could, so there the collector stays on.
+/// and 300 ms with them (`CPython` 3.11). So with a GIL, the collector is disabled during the call; no other thread
+/// can run in that time and notice. Without a GIL, other threads could notice, so there the collector stays on.
 #[pyfunction(name = "_decode_msgpack")]
 fn decode_msgpack<'py>(
     decode: &Bound<'py, PyAny>,

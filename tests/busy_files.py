@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class BusyFileThreads:
-    """Keeps all threads that make calls on files busy, until :meth:`release`: calls on files begin only after that.
+    """Keeps all threads that make calls on files busy until :meth:`release` is called. Other calls on files begin only
+    after that.
 
-    Each thread opens a FIFO, and this call waits until the other end is opened, too. Queues that use io_uring are not
+    Each thread opens a FIFO, and ``open`` waits until the other end is opened, too. Queues that use io_uring are not
     affected.
     """
 

@@ -2,8 +2,8 @@
 
 A test that uses the fixture `loop` (or `new_loop`) runs once per kind of loop: on asyncio's own loop, which checks the
 test itself, and on grapeshot. No test skips grapeshot: if it cannot be imported, its tests fail. The environment
-variable `TEST_LOOPS="asyncio uvloop grapeshot"` names the kinds. `.ci/matrix` also runs the tests on uvloop.
-Tests for which uvloop is known to deviate are marked.
+variable `TEST_LOOPS="asyncio uvloop grapeshot"` names the kinds. `.ci/matrix` also runs the tests on uvloop. Tests for
+which uvloop is known to deviate are marked.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _raise_limit_of_descriptors() -> None:
-    """Raise the soft limit as far as the hard limit allows, for this process and for the programs that it starts."""
+    """Raise the soft limit to `DESCRIPTORS`, or to a lower hard limit, for this process and the programs it starts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -240,7 +240,8 @@ def _leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
         before.restore()
         return
     if _kind(request.node) is None:
-        gc.collect()  # so that destructors print their messages during this test; `_audit` collects for tests on a loop
+        # Let destructors print their messages during this test. For a test on a loop, `_audit` has already done this.
+        gc.collect()
     found = before.found()
     assert not found, f"left behind by the test: {found}"
 
@@ -329,8 +330,8 @@ def _contexts(_audit: None) -> Iterator[Contexts]:
 
 @pytest.fixture
 def reported(_contexts: Contexts) -> Contexts:
-    """Give the test the contexts that reach the loop's exception handler. Without this fixture, a context fails the
-    test.
+    """Give the test the contexts that reach the loop's exception handler. A test without this fixture fails if there
+    are any.
     """
     _contexts.expected = True
     return _contexts

@@ -166,8 +166,8 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def _replaced(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the names whose values are other objects now, or absent. New names do not count, because imports add them.
-    Equal numbers, texts and tuples do not count either: `time.tzset()`, for example, sets some names again.
+    """Return the names that are gone or have other objects as values now. New names do not count, because imports add
+    them. Equal numbers, texts and tuples do not count either: `time.tzset()`, for example, sets some names again.
     """
 
     def is_same(value: Any, other: Any) -> bool:
@@ -188,7 +188,7 @@ class Leftovers:
         self.settings = {name: read() for name, read in SETTINGS.items()}
 
     def _changed(self) -> dict[str, Any]:
-        """Return replaced attributes and modules, and changed settings, which stay until they are restored."""
+        """Return replaced attributes and modules, and changed settings. They do not go away by themselves."""
         found: dict[str, Any] = {}
         for module, before in zip(PATCHED, self.attributes, strict=True):
             if names := [name for name in _replaced(before, vars(module)) if name not in CHANGING]:
@@ -202,7 +202,7 @@ class Leftovers:
         return found
 
     def _unfinished(self) -> dict[str, Any]:
-        """Return new threads, child processes and descriptors. They may be about to end."""
+        """Return new threads, child processes and descriptors. They may still go away by themselves."""
         found = {
             "threads": sorted(thread.name for thread in _threads() - self.threads),
             "child processes": sorted(children() - self.children),

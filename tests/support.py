@@ -221,9 +221,9 @@ def rounds(count, run):
 def interrupt_at_random(kind: str, code: str, rounds: int = 30) -> None:
     """Send SIGINT to a script at random moments.
 
-    The script defines `run(number, began)`, which calls `began()` and then works for ever. It is called again and
-    again, and must end with KeyboardInterrupt each time. The last KeyboardInterrupt ends the process. `code` can use
-    the name `SEED`; the environment variable `STORM_SEED` sets it.
+    The script defines `run(number, began)`, which calls `began()` and then works for ever. `run` is called again and
+    again, and each call must end with KeyboardInterrupt. The KeyboardInterrupt of the last call ends the process.
+    `code` can use the name `SEED`; the environment variable `STORM_SEED` sets it.
     """
     seed = int(os.environ.get("STORM_SEED", "0")) or random.randrange(1, 1 << 32)
     print(f"STORM_SEED={seed}")
@@ -234,7 +234,7 @@ def interrupt_at_random(kind: str, code: str, rounds: int = 30) -> None:
         while line := script.line():
             lines.append(line)
             if line == "running":
-                time.sleep(chance.choice((0, 0.001, 0.02)) * chance.random())  # not a wait: the moment is random
+                time.sleep(chance.choice((0, 0.001, 0.02)) * chance.random())  # a random moment
                 script.interrupt()
         _, err = script.process.communicate(timeout=PROCESS_CAP_S)
     assert lines == ["running", "interrupted"] * rounds + ["running"], err
@@ -703,8 +703,8 @@ def pipe_ends(kind: str, direction: str) -> Ends:
     elif kind == "socket":
         reader, writer = (sock.detach() for sock in socket.socketpair())
     else:
-        # A loop that reads has the master, whose reads fail with EIO when the slave is closed. A loop that writes has
-        # the slave.
+        # If the loop reads, it gets the master, whose reads fail with EIO when the slave is closed. If the loop writes,
+        # it gets the slave.
         reader, writer = pty.openpty()
         tty.setraw(writer)
     mine, other = (reader, writer) if direction == "read" else (writer, reader)

@@ -13,7 +13,7 @@
 //! its manifest does not list pyo3. `docs/architecture.md` has a diagram of the modules of both crates.
 
 #![warn(missing_docs)]
-// A test build also compiles the fallbacks for other systems, which are not exported.
+// A test build also compiles the fallbacks for other systems. They are not exported there, and would cause warnings.
 #![cfg_attr(not(test), warn(unreachable_pub))]
 
 pub mod arch;

@@ -1,4 +1,4 @@
-"""Adds to the site what the Markdown pages lack: tables of contents, an index.html, and the pictures of raw HTML."""
+"""Adds to the site what the Markdown pages lack: tables of contents, index.html, and pictures that raw HTML shows."""
 
 from __future__ import annotations
 

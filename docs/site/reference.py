@@ -121,9 +121,9 @@ def is_in_signature(node: nodes.Node | None) -> bool:
 def resolve(app: Sphinx, env: Any, node: addnodes.pending_xref, text: nodes.Element) -> nodes.Element | None:
     """Resolve a reference that Sphinx could not resolve, or return None, which causes a warning.
 
-    A method of the loop may be a function of another module, and name that module's classes without the module: link
-    to the class if only one matches. Names of the standard library are shown without a link, and so are names in
-    annotations, which mypy has checked.
+    A method of the loop may be a function of another module, whose docstring names that module's classes without the
+    module. Link such a name to a class if only one class has it. Show names of the standard library, and names in
+    annotations, without a link; mypy has checked those in annotations.
     """
     if node.get("refdomain") != "py":
         return None

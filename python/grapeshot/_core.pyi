@@ -4,7 +4,7 @@ Programs use it through :class:`grapeshot.Loop` and :mod:`grapeshot.coro`.
 
 Only the thread that runs the loop may call the methods of the loop and of its objects. The exceptions are
 ``call_soon_threadsafe``, ``time``, ``is_running``, ``is_closed``, ``Handle.cancel`` of a handle that
-``call_soon_threadsafe`` returned, and the methods that say so. Times are in seconds of ``time.monotonic()``.
+``call_soon_threadsafe`` returned, and methods whose docstrings say so. Times are in seconds of ``time.monotonic()``.
 """
 
 import asyncio
@@ -438,7 +438,7 @@ class Loop:
         """The identifier of the thread that runs the loop, or None while the loop does not run."""
 
     def _attributes_changed(self) -> None:
-        """Called when the program sets or deletes ``loop.time`` or ``loop.call_at``, which timers use from then on."""
+        """Make timers use the current ``time`` and ``call_at``. Called when the program sets or deletes one of them."""
 
     def _check_closed(self) -> None:
         """Raise RuntimeError if the loop is closed."""
@@ -453,13 +453,13 @@ class Loop:
         """Return the loop's counters, and its times in seconds, by name. Any thread may call it."""
 
     def _set_measured(self, is_on: bool, slow_ns: int | None) -> None:
-        """Measure how long steps take and wait, and call ``_on_slow`` after each step that takes at least ``slow_ns``.
+        """Measure how long steps take, and how long they wait before they run.
 
-        If ``slow_ns`` is None, ``_on_slow`` is not called.
+        ``_on_slow`` is called after each step that takes at least ``slow_ns``, or never if ``slow_ns`` is None.
         """
 
     def _running_since_ns(self) -> int | None:
-        """Return when the measured step that is running began, in nanoseconds, or None. Any thread may call it."""
+        """Return the time in nanoseconds at which the current measured step began, or None. Any thread may call it."""
 
     def _signal_fd(self) -> int:
         """Return the descriptor for :func:`signal.set_wakeup_fd`.
@@ -655,7 +655,7 @@ class StreamTransport(asyncio.Transport):
         """Close at once and discard unsent data. The loop then calls ``connection_lost(None)``. Idempotent."""
 
     def _force_close(self, exc: BaseException | None) -> None:
-        """:meth:`abort`, with the exception to pass to ``connection_lost``. A TLS transport above calls this."""
+        """Like :meth:`abort`, but pass the given exception to ``connection_lost``. Called by a TLS transport above."""
 
     # Attributes of asyncio's own transports that programs read.
     @property
@@ -921,7 +921,7 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
         """Return the number of bytes that are not sent yet. From Python 3.13 on, each datagram counts 8 bytes more."""
 
     def sendto(self, data: ReadableBuffer, addr: Any = None) -> None:
-        """Send ``data`` as one datagram to ``addr`` (None: to the remote address). It is copied if it has to wait.
+        """Send ``data`` as one datagram to ``addr`` (None: to the remote address). Data that has to wait is copied.
 
         Up to Python 3.12, empty ``data`` is ignored. If the system refuses the datagram, ``error_received`` is called.
 
@@ -940,8 +940,9 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
 class _Resolver:
     """Looks up names in threads that do not use Python. Each loop that looks up names has one.
 
-    A method that asks returns a ticket at once, and :meth:`take` delivers the answer with this ticket. An answer that
-    is at most ``max_age`` seconds old may be used again. While a question is under way, an equal one shares its lookup.
+    A method that asks a question returns a ticket at once, and :meth:`take` delivers the answer with this ticket. An
+    answer that is at most ``max_age`` seconds old may be used again. Equal questions that are open at the same time
+    share one lookup.
     """
 
     def fileno(self) -> int:
@@ -961,9 +962,9 @@ class _Resolver:
     def getnameinfo(self, host: bytes, port: bytes, flowinfo: int, scope_id: int, flags: int, max_age: float, /) -> int:
         """Ask ``getnameinfo(3)`` for the name of a numeric host and port."""
     def gethostbyname(self, host: bytes, max_age: float, /) -> int:
-        """Ask ``gethostbyname(3)``. Only if ``_HAS_HOST_LOOKUPS``."""
+        """Ask ``gethostbyname(3)``. Works only if ``_HAS_HOST_LOOKUPS`` is true."""
     def gethostbyaddr(self, host: bytes, max_age: float, /) -> int:
-        """Ask ``gethostbyaddr(3)``. Only if ``_HAS_HOST_LOOKUPS``."""
+        """Ask ``gethostbyaddr(3)``. Works only if ``_HAS_HOST_LOOKUPS`` is true."""
     def forget(self, ticket: int, /) -> None:
         """Withdraw a question. If nobody else has asked it and the lookup has not begun, the lookup is not made."""
     def take(self, into: list[tuple[int, Any]], /) -> None:
@@ -1128,7 +1129,8 @@ class _HubIo:
         """Call ``callback(*args)`` in the hub whenever the descriptor is ready.
 
         With ``pass_events``, the callback gets the events that happened as its first argument: 1 (can be read), 2 (can
-        be written), 3 (both), or -1 if the descriptor is closed. A watcher that is active gets a new callback.
+        be written), 3 (both), or -1 if the descriptor is closed. If the watcher is already active, the callback
+        replaces the earlier one.
 
         Raises:
             TypeError: ``callback`` is not callable.
@@ -1205,7 +1207,10 @@ def _after_fork() -> None:
 _HAS_HOST_LOOKUPS: bool
 
 def _set_resolver(function: object, native: object) -> None:
-    """Answer address literals natively while ``socket.getaddrinfo`` and ``_socket.getaddrinfo`` are these functions."""
+    """Register CPython's own ``socket.getaddrinfo`` (``function``) and ``_socket.getaddrinfo`` (``native``).
+
+    While a program has replaced one of them, native code answers no address literals.
+    """
 
 def _keep_forever(value: object) -> None:
     """Never free this object. It belongs to the parent of this forked process."""
@@ -1234,8 +1239,8 @@ def _decode_msgpack(decode: Callable[[bytes], Any], packet: bytes) -> Any:
     Without a GIL, garbage collection is not paused.
 
     Raises:
-        ValueError: lists used as keys have more than 3,000 values; numbers or dates used as keys are too many, or
-            collide too often; or values are nested too deeply. ``decode`` was not called.
+        ValueError: the lists that are keys have more than 3,000 values in total; too many numbers or dates are keys, or
+            they collide too often; or values are nested too deeply. ``decode`` was not called.
     """
 
 def _bind_methods(kind: type[Loop]) -> None:
@@ -1266,7 +1271,7 @@ class Coro(Generic[_T_co]):
         """The function that the coro runs, or None once it has ended."""
     @property
     def _callbacks(self) -> list[tuple[Callable[[Any], object], Context]] | None:
-        """The callbacks with their contexts, or None if there is no callback. anyio reads this of every task."""
+        """The callbacks with their contexts, or None if there is no callback. anyio reads this attribute of tasks."""
     @property
     def _must_cancel(self) -> bool:
         """Whether ``cancel()`` was called and the next wait is to raise its ``CancelledError``."""
@@ -1303,7 +1308,7 @@ class Coro(Generic[_T_co]):
         """Whether asyncio's functions see no running loop in this coro."""
     @property
     def _is_daemon(self) -> bool:
-        """Whether the coro represents a daemon thread, so that nothing waits for its end."""
+        """Whether the coro represents a daemon thread. If so, nothing waits for its end."""
     # Whether the coro represents a daemon thread and did not end when it was told to. It is not told again.
     _is_given_up: bool
     # The future that await_() waits for.
@@ -1336,7 +1341,7 @@ class Coro(Generic[_T_co]):
     def _wake(self, value: Any = None) -> None:
         """Resume a waiting coro; its wait returns ``value``. ScheduleError if the coro is not waiting."""
     def _throw(self, exception: BaseException, /) -> None:
-        """Raise ``exception`` where the coro waits, after other pending exceptions. At once if the coro is running."""
+        """Raise ``exception`` where the coro waits, after other pending exceptions. A running coro gets it at once."""
     def _throw_later(self, exception: BaseException | None, /) -> None:
         """Like ``_throw``, but a running coro gets it in its next wait. None withdraws a pending CancelledError."""
     def _take_back(self, exception: BaseException, /) -> bool:
@@ -1362,7 +1367,7 @@ def _coro_set_registry(
 class semaphore:  # noqa: N801
     """A number of permits, ``value`` at first. Coros get them in the order in which they asked.
 
-    So a coro that waits for many permits is not overtaken by one that asks for few later.
+    So a coro that waits for many permits is not overtaken by one that asks later for fewer.
     """
 
     def __init__(self, value: int = 1) -> None: ...
@@ -1498,7 +1503,7 @@ class shared_queue(Generic[_T]):  # noqa: N801
         """How many items fit; 0 if there is no limit."""
     @property
     def unfinished_tasks(self) -> int:
-        """How many items ``task_done`` has not been called for."""
+        """The number of items for which ``task_done`` was not called yet."""
     @property
     def is_shutdown(self) -> bool:
         """Whether ``shutdown`` was called."""
@@ -1658,7 +1663,7 @@ class condition_variable:  # noqa: N801
     def wake_all(self, value: Any = None) -> int:
         """Wake all coros that wait now; return how many were woken."""
     def raise_all(self, exc: BaseException | type[BaseException], /) -> int:
-        """Raise ``exc`` in all coros that wait now; return in how many.
+        """Raise ``exc`` in all coros that wait now; return how many there were.
 
         If ``exc`` is a class, each coro gets an exception of its own.
         """
@@ -1769,7 +1774,7 @@ def _coro_panic(function: Callable[[], object], /) -> None:
     """Panic, and call ``function`` while the native frames are unwound. For tests."""
 
 def _coro_note_collection(phase: str, info: dict[str, int], /) -> None:
-    """Note that a garbage collection starts or has ended on this stack. In between, the coro must not be switched."""
+    """A callback for ``gc.callbacks``. While a garbage collection runs on a stack, that stack is not copied away."""
 
 def _coro_new(
     function: Callable[..., Any],
@@ -1839,7 +1844,7 @@ def _coro_running_loop() -> Any:
     """Return the loop that is running in this thread, even if it is hidden from the running coro; None if none is."""
 
 def _coro_check_function(function: object, caller: str, /) -> None:
-    """TypeError, in the name of ``caller``, unless a coro can run ``function``: it must be callable and not async."""
+    """Raise TypeError, with ``caller`` in the message, if ``function`` is not callable or is async."""
 
 def _coro_current() -> Any:
     """Return the running coro. YieldFromMain if no coro is running."""
@@ -1908,7 +1913,7 @@ def _coro_sleep_relative(delay: float, /) -> None:
     """Wait for ``delay`` seconds."""
 
 def _coro_end_wait(coro: Coro[Any], /) -> None:
-    """The callback of the timer of a wait that has a time limit."""
+    """The callback of the timer that limits a wait."""
 
 def _coro_end_sleep(coro: Coro[Any], /) -> None:
     """The callback of the timer of a sleep."""
@@ -1947,7 +1952,7 @@ def _coro_set_selfishness(count: int, /) -> int:
     """
 
 def _coro_act() -> None:
-    """Note that the running coro starts an I/O operation, and yield if its last operations did not have to wait.
+    """Count an I/O operation of the running coro. Yield if too many of them in a row did not have to wait.
 
     Outside of coros this does nothing.
     """
@@ -2017,7 +2022,7 @@ def _coro_set_hooks(
     """
 
 def _coro_unwatch() -> None:
-    """Make the watchdog ignore this thread until its next run. Does nothing in code that a loop runs."""
+    """Make the watchdog ignore this thread until a loop next runs code in it. No effect in code that a loop runs."""
 
 def _coro_run_number() -> int:
     """Return how many runs of coros have begun in this thread."""
@@ -2047,7 +2052,7 @@ def _coro_wait_for_read(fd: FileDescriptorLike, /, timeout: float | None = None)
     files are always readable. Outside of coros, the call blocks the thread.
 
     Raises:
-        TimeoutError: it did not become readable within ``timeout`` seconds. 0 only checks, without waiting.
+        TimeoutError: it did not become readable within ``timeout`` seconds. With 0, the call checks and does not wait.
         SimultaneousError: another coro is waiting to read from the same descriptor.
         ClosedError: the descriptor was closed during the wait.
         ValueError: ``fd`` is not a descriptor.

@@ -6,7 +6,7 @@ directly, or replace asyncio's functions with ``grapeshot.install(streams=True)`
 
     reader, writer = await grapeshot.streams.open_connection("localhost", 6379)
 
-On a loop that is not grapeshot's, they call asyncio's functions.
+On a loop that is not grapeshot's, the four functions call asyncio's.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ use super::native_type::{NativeType, This};
 use super::rows::{Getter, call_getter};
 use super::{HAS_LAZY_DICT, errors};
 
-/// The dict of an object's own attributes. CPython reads and creates it through `__dictoffset__`. All zeroes mean no
-/// dict.
+/// The dict of an object's own attributes. CPython reads and creates it through `__dictoffset__`. A value whose bytes
+/// are all zero has no dict.
 #[repr(transparent)]
 pub(crate) struct InstanceDict(AtomicPtr<ffi::PyObject>);
 
@@ -189,7 +189,7 @@ pub(crate) unsafe fn set_value<T>(
     on_deletion: &'static str,
     body: impl for<'py> FnOnce(This<'py, T>, Bound<'py, PyAny>) -> PyResult<()>,
 ) -> c_int {
-    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    // SAFETY: CPython calls setters, attached, with an object of the type; value is null on deletion.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, -1, || {

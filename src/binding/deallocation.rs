@@ -44,7 +44,7 @@ thread_local! {
 /// Returns the cell that counts the depth of the running stack. Null means that the thread's own cell counts it.
 type DepthOfStack = fn() -> *const Cell<u32>;
 
-/// The function that `set_depth_of_stack` was given, as a pointer; null before.
+/// The function that `set_depth_of_stack` was given, as a pointer; null before that call.
 static DEPTH_OF_STACK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
 /// Sets the function that returns the count of a coro's stack. `coro` calls this, because this room does not know
@@ -82,8 +82,8 @@ pub(super) unsafe extern "C" fn drop_and_free<T: NativeType>(slf: *mut ffi::PyOb
 /// `NativeType::DEALLOC` of a type with a `__weaklistoffset__`. It clears the weak references first.
 ///
 /// # Safety
-/// As for `tp_dealloc`: CPython calls it attached, once, with an unreferenced object of this layout. The collector tracks
-/// objects of this type, and the object is a valid `T`.
+/// As for `tp_dealloc`: CPython calls it attached, once, with an unreferenced object of this layout. The collector
+/// tracks objects of this type, and the object is a valid `T`.
 pub(crate) unsafe extern "C" fn clear_weakrefs_drop_and_free<T: NativeType>(slf: *mut ffi::PyObject) {
     // SAFETY: by the contract. The offset, which subclasses inherit, is that of a pointer to the weak references.
     unsafe {

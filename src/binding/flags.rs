@@ -1,11 +1,11 @@
-//! The flags of a native object. They are in a cell, because a call into Python may run any method of the object. So no
-//! code may hold a borrow of the flags during such a call.
+//! The flags of a native object. A call into Python may run any method of the object, and methods change the flags. So
+//! the flags are in a cell, and no code may hold a borrow of them during such a call.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// A set of flags of type `F`, which the `bitflags!` macro defines. One thread at a time changes it; any thread may read
-/// it.
+/// A set of flags of type `F`, which the `bitflags!` macro defines. Any thread may read the set. One thread at a time
+/// changes it.
 pub(crate) struct FlagCell<F>(AtomicU16, PhantomData<F>);
 
 impl<F: bitflags::Flags<Bits = u16> + Copy> FlagCell<F> {

@@ -46,7 +46,7 @@ macro_rules! kept {
             /// `_asyncio._get_running_loop`, from 3.14 on. In earlier versions, each call makes a system call
             /// (`getpid`).
             pub(crate) get_running_loop: Option<Kept>,
-            /// `"type"`. A keyword of Rust, so it cannot be the name of a field.
+            /// `"type"`, which is a keyword of Rust and so cannot be the name of a field.
             pub(crate) type_keyword: Kept,
             /// `"loop"`, also a keyword of Rust.
             pub(crate) loop_keyword: Kept,

@@ -90,7 +90,7 @@ pub(crate) trait NativeType: Sized {
     /// calls `clear` and then drops all fields. With the default, an object must be a valid `T` from its allocation on,
     /// and `clear` must empty all of its cells.
     const DEALLOC: ffi::destructor = drop_and_free::<Self>;
-    /// True if freeing this object now frees no other object that could continue a chain, so that deallocations do not
+    /// True if freeing this object now frees no other object that could continue a chain. Deallocations then do not
     /// nest any deeper.
     #[inline]
     fn is_empty(&self) -> bool {
@@ -168,7 +168,7 @@ pub(crate) fn with_critical_section<T, R>(this: This<'_, T>, body: impl FnOnce()
     } else {
         // A borrowed reference: the caller keeps the object alive, and threads that share it would contend for the
         // reference count.
-        // SAFETY: the object is alive while `this` exists (contract of `This::new`), and the reference is never dropped.
+        // SAFETY: the object lives while `this` exists (contract of `This::new`), and the reference is never dropped.
         let object = ManuallyDrop::new(unsafe { Bound::from_owned_ptr(this.py, this.object) });
         critical_section::with_critical_section(&object, body)
     }

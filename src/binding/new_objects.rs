@@ -58,7 +58,7 @@ pub(crate) fn tuple<'py>(
 ) -> PyResult<Bound<'py, PyTuple>> {
     // SAFETY: attached; a new tuple of that length, or null with an exception set. Each place is filled once, with a
     // reference that the tuple takes over. An iterator that is shorter than its `len` would leave nulls in the tuple.
-    // No caller passes such an iterator, which debug builds check.
+    // No caller passes one; debug builds check that.
     unsafe {
         let len = items.len();
         let made = Bound::from_owned_ptr_or_err(py, ffi::PyTuple_New(len as ffi::Py_ssize_t))?;

@@ -42,8 +42,8 @@ use super::object_result::ObjectResult;
 ///
 /// The function always gets all required arguments, and gets them by position (`Args::pass_to`).
 ///
-/// Inside a generic function, the row must declare the generic parameter again. The macro puts the function that
-/// CPython calls into the generic function, and an inner function cannot use the generic parameters of the outer one.
+/// Inside a generic function, the row must declare the generic parameter again: the macro defines the function that
+/// CPython calls there, and an inner function cannot use the generic parameters of the outer one.
 macro_rules! row {
     (method, $($row:tt)+) => {
         $crate::binding::rows::row!(@ Object, $crate::binding::rows::call_method, $($row)+)
@@ -82,7 +82,7 @@ macro_rules! row {
             kwnames: *mut pyo3::ffi::PyObject,
         ) -> *mut pyo3::ffi::PyObject {
             let function = $function;
-            // SAFETY: only CPython calls this, attached, through the table of the type or module that got the row. It
+            // SAFETY: only CPython calls this, attached, through the table of the type or module that got the row, and
             // keeps the object and the arguments alive until this returns.
             unsafe {
                 let py = pyo3::Python::assume_attached();
@@ -265,8 +265,8 @@ pub(crate) fn member(name: &'static CStr, type_code: c_int, offset: usize, flags
     }
 }
 
-/// The member that tells `CPython` where in the objects of a type it finds the pointer to their weak references
-/// (`__weaklistoffset__`), to their attributes (`__dictoffset__`) or to the function that a call runs
+/// The member that tells `CPython` the offset of a pointer in the objects of a type: the pointer to their weak
+/// references (`__weaklistoffset__`), to their attributes (`__dictoffset__`) or to the function that a call runs
 /// (`__vectorcalloffset__`).
 pub(crate) fn offset_member(name: &'static CStr, offset: usize) -> ffi::PyMemberDef {
     member(name, ffi::Py_T_PYSSIZET, offset, ffi::Py_READONLY)
@@ -288,7 +288,7 @@ pub(crate) fn getset_slot(rows: Vec<ffi::PyGetSetDef>) -> ffi::PyType_Slot {
 }
 
 /// Adds the native methods of `base` to its subclass `kind` too, because CPython specializes only calls of methods that
-/// it finds on the exact type of the object. Methods that `kind`, or a class between the two, replaces are not added.
+/// it finds on the exact type of the object. A method is not added if `kind`, or a class between the two, replaces it.
 pub(crate) fn bind_methods(
     kind: &Bound<'_, PyType>,
     base: &Bound<'_, PyAny>,

@@ -84,9 +84,9 @@ pub(crate) fn take_over<'py>(
                 Ok(detached >= 0 || !was_opened)
             });
             if !matches!(taken_back, Ok(true)) {
-                // Either the constructor of a subclass has closed the descriptor, whose number may belong to another
-                // file by now, or there was no memory to find that out, and the object keeps the descriptor. So `owner`
-                // must not close it.
+                // Perhaps the constructor of a subclass has closed the descriptor, whose number may belong to another
+                // file by now. Or there was no memory to find that out, and the object keeps the descriptor. In both
+                // cases, `owner` must not close it.
                 let _ = owner.map(IntoRawFd::into_raw_fd);
             }
             Err(error)

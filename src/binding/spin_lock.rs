@@ -1,4 +1,4 @@
-//! A lock for a few memory accesses that the GIL orders in other builds.
+//! A lock around a few memory accesses in free-threaded builds. In other builds, the GIL orders these accesses.
 
 use super::HAS_GIL;
 use super::parts::{AtomicBool, Ordering, yield_now};

@@ -100,13 +100,13 @@ pub(super) struct CoroObject {
     pub(super) thread: Cell<u64>,
     pub(super) status: StatusCell,
     pub(super) has_own_stack: Cell<bool>,
-    /// In this coro, asyncio's functions see no running loop.
+    /// Whether this coro hides the loop. In such a coro, asyncio's functions see no running loop.
     pub(super) hides_loop: Cell<bool>,
     /// The coro stands for a daemon thread: nothing waits for its end.
     pub(super) is_daemon: Cell<bool>,
     /// The coro is a daemon that did not end when it was shut down. It is not shut down again.
     pub(super) is_given_up: Cell<bool>,
-    /// Interruptions do not end the coro's waits for locks of `threads`, unless these have a time limit.
+    /// Interruptions do not end the coro's waits for locks of `threads`, except for waits with a time limit.
     pub(super) is_undisturbed: Cell<bool>,
     /// The coro became ready because of an event on the descriptor that it waits for.
     pub(super) has_event: Cell<bool>,
@@ -140,7 +140,7 @@ impl CoroObject {
         self.status.get() == Status::Done
     }
 
-    /// `ScheduleError` unless the coro belongs to this thread.
+    /// Fails with `ScheduleError` unless the coro belongs to this thread.
     pub(super) fn check_thread(&self, py: Python<'_>) -> PyResult<()> {
         if self.thread.get() == current_thread() {
             return Ok(());

@@ -24,7 +24,7 @@ const GENTLE_ROUNDS: usize = 100;
 const DAEMON_ROUNDS: usize = 10;
 
 /// Shuts down this thread's coros (only those of `event_loop`, if given) in up to `rounds` rounds. Returns how many are
-/// left, not counting daemons that were abandoned. If a coro runs here, this function only counts.
+/// left, not counting daemons that were abandoned. If a coro calls this function, it only counts.
 ///
 /// # Errors
 /// The first `SystemExit` or `KeyboardInterrupt` that a coro raised, after the last round.
@@ -72,7 +72,8 @@ fn is_given_up(coro: Coro<'_>, round: usize) -> bool {
 }
 
 /// Called in the child of a fork, where only the running coro continues. The others are marked as ended by `Shutdown`,
-/// but none of their code runs: their stacks, frames and references are never freed, as with the threads of the parent.
+/// but none of their code runs, and their stacks, frames and references are never freed. (CPython treats the threads of
+/// the parent in the same way.)
 pub(super) fn forget_others(py: Python<'_>) {
     for object in with_runtime(|runtime| runtime.take_others(py)) {
         let coro = scheduler::coro_of(&object);

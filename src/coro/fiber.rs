@@ -32,8 +32,9 @@ pub(super) struct Fiber {
     /// While the coro is suspended: the containers whose `repr` is in progress on the coro's stack. While it runs:
     /// the containers whose `repr` is in progress on the thread's own stack (`reprs`).
     pub(super) reprs: Option<Box<Contents>>,
-    /// If the coro hides the loop: the coro's running loop while the coro is suspended, the thread's while it runs
-    /// (`tasks`). An owned reference, or null.
+    /// Used only if the coro hides the loop: the running loop that is not in use. While the coro is suspended, this is
+    /// the one that its code sees (null if it sees none); while the coro runs, it is the thread's (`tasks`). An owned
+    /// reference, or null.
     pub(super) running_loop: *mut ffi::PyObject,
     pub(super) state: PyState,
     pub(super) slot: Rc<SharedSlot>,
@@ -120,11 +121,11 @@ impl Fiber {
         self.top - self.sp
     }
 
-    /// The innermost Python frame of the stack that does not run: the coro's if it is suspended, the thread's own while
-    /// the coro runs. Null if there is none.
+    /// The innermost Python frame of the stack that is not in use: the coro's stack while the coro is suspended, the
+    /// thread's own stack while the coro runs. Null if there is none.
     ///
     /// # Safety
-    /// A stack that was not evicted is in its place.
+    /// Unless that stack was evicted, its contents are at their addresses.
     unsafe fn innermost_frame(&self) -> *mut u8 {
         if self.saved.is_some() {
             self.innermost
@@ -135,7 +136,7 @@ impl Fiber {
     }
 }
 
-/// Reports the references of the stack that does not run: the coro's or the thread's own. The collector of a
+/// Reports the references of the stack that is not in use: the coro's stack or the thread's own. The collector of a
 /// free-threaded build does not find these references by itself (`PyState::traverse`).
 ///
 /// # Safety
@@ -149,7 +150,8 @@ pub(super) unsafe fn traverse(
     if HAS_GIL {
         return 0;
     }
-    // SAFETY: by the contract. If the coro runs, its state is the one of the thread's own stack, which is in its place.
+    // SAFETY: by the contract. While the coro runs, `fiber.state` belongs to the thread's own stack, which is never
+    // evicted.
     unsafe {
         match fiber.as_ref() {
             Some(fiber) => {

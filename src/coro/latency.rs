@@ -1,6 +1,6 @@
-//! Logs warnings about code that blocks a loop, on asyncio's logger, as asyncio does for slow callbacks. It warns of a
-//! coro that runs long without a yield. In a thread that has coros or has set a limit, it also warns of tasks,
-//! callbacks and protocol methods.
+//! Warns about code that blocks a loop. The warnings go to asyncio's logger, like asyncio's own about slow callbacks.
+//! They are about coros that run long without a yield and, in a thread that has coros or has set a limit, also about
+//! tasks, callbacks and protocol methods.
 //!
 //! A run counts as blocking only while other work waits for its turn (`Reactor::has_backlog`). Each time a check finds
 //! that nothing else waits, the run's time counts from that moment on. A program can ask for reports of all long runs
@@ -14,8 +14,8 @@
 //! Runs are timed with a cheap clock that ticks every few milliseconds. Still, every reported run has taken longer than
 //! the limit. The `Pulse` of each thread holds the time at which the current run began. The thread writes it, with at
 //! most four stores per run, and the watchdog reads it. To find out which object runs and where it is, the watchdog
-//! takes the GIL, because the run cannot end while the watchdog holds it. `scheduler` notes the runs of coros, and the
-//! loop (`event_loop/probe/observer`) notes the others.
+//! takes the GIL, because the run cannot end while the watchdog holds it. `scheduler` records the runs of coros, and
+//! the loop (`event_loop/probe/observer`) records the others.
 
 use std::mem;
 use std::ptr;
@@ -46,15 +46,15 @@ pub(super) const HINT: &str = " (coro.set_latency_warning(s) or GRAPESHOT_LATENC
 /// Whether to report long runs even if no other work waits for their end.
 static REPORTS_ALWAYS: AtomicBool = AtomicBool::new(false);
 
-/// A coro begins to run, in a thread whose limit is set.
+/// Called when a coro begins to run, in a thread whose limit is set.
 #[inline]
 pub(super) fn begin(runtime: &Runtime, coro: Coro<'_>) {
     start(runtime, coro.as_ptr(), Subject::Coro);
 }
 
-/// The running coro yields and continues at once: one run ends at `now_ns`, and the next one begins. Returns false,
-/// with nothing changed, if the run was too long or the watchdog must be notified; the coro then has to leave its
-/// stack.
+/// Called when the running coro yields and continues at once: one run ends at `now_ns`, and the next one begins.
+/// Returns false, with nothing changed, if the run was too long or the watchdog must be notified; the coro then has to
+/// leave its stack.
 #[inline]
 pub(super) fn renew(runtime: &Runtime, now_ns: u64) -> bool {
     let late_ns = runtime.options.late_ns.get();
@@ -306,7 +306,8 @@ pub(super) fn warn(
     }
 }
 
-/// Whether a run that has just ended was late by the rule of `Pulse::holding_up_since`, and other work waits now.
+/// Whether a run that has just ended was late by the rule of `Pulse::holding_up_since`, and whether other work waits
+/// now.
 fn held_up_work(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) -> bool {
     let pulse = &runtime.pulse;
     let began_ns = pulse.last_change() & !HAS_ENDED;

@@ -16,7 +16,7 @@
 //! | `pulse`, `latency`, `watchdog`, `report` | find and report code that blocks a loop |
 //! | `reprs` | the containers whose `repr` is in progress, per coro |
 //! | `stamps` | the times of switches, for the package's profiler |
-//! | `collector`, `profiling`, `thread_locals` | other code that uses the C stack: the collector, profilers, libraries |
+//! | `collector`, `profiling`, `thread_locals` | other users of the C stack: the collector, profilers, libraries |
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
 //! | `methods` | the methods and functions that Python calls |
 //!

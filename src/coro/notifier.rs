@@ -13,7 +13,7 @@ use super::coroutine::Coro;
 use super::errors::{ErrorClass, is_a};
 use crate::binding::errors;
 
-/// The function. No code runs while the lock is held, except that a reference is taken.
+/// The function. Code that holds the lock only exchanges the value, or takes a reference to it.
 static NOTIFIER: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
 
 fn notifier() -> MutexGuard<'static, Option<Py<PyAny>>> {

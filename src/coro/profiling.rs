@@ -10,8 +10,8 @@
 //!
 //! Each frame that was reported as called must also be reported as returned, because the profile function may keep a
 //! pointer to the frame. A return without a call does no harm. So a call is not reported if CPython will not report the
-//! frame's return. From 3.12 on, this concerns the frames that a suspended coro was in when the profile function was
-//! set, until their code is entered again.
+//! frame's return. From 3.12 on, CPython does not report the returns of frames that a suspended coro was in when the
+//! profile function was set, until the code of these frames is entered again.
 //!
 //! The scheduler calls these functions on the thread's own stack. While no native profile function is set, each run of
 //! a coro only costs two tests.

@@ -159,8 +159,8 @@ impl Pulse {
     }
 
     /// The time from which a run that began at `since_ns` may have held something up, and how long it may do so before
-    /// it is late. If a check finds that no other work waits, the run is not checked again at each tick, but only after
-    /// `RECHECK_NS`, or after `late_ns` if that is longer.
+    /// it is late. After a check has found that no other work waits, the time is that of the check, and the duration is
+    /// at least `RECHECK_NS`, so that the run is not checked again at each tick.
     pub(super) fn holding_up_since(&self, since_ns: u64, late_ns: u64) -> (u64, u64) {
         match self.harmless_ns.load(Ordering::Relaxed) {
             harmless_ns if harmless_ns > since_ns => (harmless_ns, late_ns.max(RECHECK_NS)),

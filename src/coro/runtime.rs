@@ -55,9 +55,10 @@ pub(super) struct Runtime {
     /// The coro that must not wait now, null if there is none: a garbage collection is running on its stack, which may
     /// be evicted (`collector`), or a native profile function is being told of its frames (`profiling`).
     pub(super) collecting: Cell<*mut ffi::PyObject>,
-    /// Whether a collection runs on the stack of `collecting`, and the value of `collecting` before that collection
-    /// began. That value is not null if a native profile function, which must not wait, has started the collection.
+    /// Whether a collection runs on the stack of `collecting`.
     pub(super) is_collecting: Cell<bool>,
+    /// The value of `collecting` before that collection began. It is not null if a native profile function, which must
+    /// not wait, has started the collection.
     pub(super) collecting_before: Cell<*mut ffi::PyObject>,
     /// The stack pointer of the thread's own stack while a coro runs.
     pub(super) main_sp: Cell<usize>,
@@ -84,7 +85,7 @@ pub(super) struct Runtime {
     pub(super) pulse: OwnPulse,
 }
 
-/// Counts since the thread's first coro. Only `saved_len` is a current amount: the bytes of all evicted stacks.
+/// Totals since the thread's first coro. Only `saved_len` is a current amount: the bytes of all evicted stacks.
 #[derive(Default)]
 pub(super) struct Stats {
     pub(super) switches: Cell<u64>,
@@ -112,8 +113,8 @@ pub(super) struct Options {
     pub(super) late_ns: Cell<u64>,
     /// How many I/O operations a coro may complete without waiting before it must yield.
     pub(super) max_acts: Cell<u16>,
-    /// Evict the stack after each switch and overwrite the slot, which makes a stale pointer into the stack fail early
-    /// (`GRAPESHOT_CORO_EVICT=always`).
+    /// Whether the stack is evicted after each switch and the slot is overwritten, so that a stale pointer into the
+    /// stack fails early (`GRAPESHOT_CORO_EVICT=always`).
     pub(super) evicts_always: Cell<bool>,
     /// The number of evictions and new stacks that are still to fail as if memory were exhausted (for tests).
     pub(super) failing_evictions: Cell<u32>,

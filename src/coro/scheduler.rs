@@ -271,7 +271,8 @@ pub(super) fn claim(coro: Coro<'_>) -> bool {
     if coro.status.get() == Status::Ready {
         return false;
     }
-    // In this order, so that a thread that finds the coro in no queue also sees the new status.
+    // The status is set before the coro leaves the queue, so that a thread that finds the coro in no queue also sees
+    // the new status.
     coro.status.set(Status::Ready);
     coro.wait_node.unlink_now();
     true

@@ -8,8 +8,8 @@
 //!
 //! A slot is the memory in which a coro's stack lies while the coro runs. Stacks that share a slot are copied out and
 //! in when their coros take turns. A few coros that hand data to each other switch all the time and would copy at every
-//! switch, so each of the first few has a slot to itself. Among a thousand coros a few more slots would save nothing,
-//! and each slot keeps as much memory as its deepest stack has needed.
+//! switch, so up to `MAX_SINGLES` coros have a slot to themselves. Among a thousand coros a few more slots would save
+//! nothing, and each slot keeps as much memory as its deepest stack has needed.
 //!
 //! Each thread has its own `Slots`; `take` and `give` are called on the thread's own stack.
 

@@ -70,9 +70,9 @@ pub(super) fn register(coro: Coro<'_>) -> PyResult<()> {
     if registry.is_null() {
         return tell(coro, &REGISTER);
     }
-    // SAFETY: attached; a set that is never freed. All weak references to one object that have no callback are the same
-    // object, so `unregister` finds this one again. It needs no callback, because the coro lives until `unregister` is
-    // called.
+    // SAFETY: attached; a set that is never freed. Without a callback, `PyWeakref_NewRef` always returns the same
+    // reference to an object, so `unregister` finds it again. The reference needs no callback, because the coro lives
+    // until `unregister` is called.
     unsafe {
         let reference =
             Bound::from_owned_ptr_or_err(coro.py(), ffi::PyWeakref_NewRef(coro.as_ptr(), ptr::null_mut()))?;

@@ -190,7 +190,7 @@ pub(super) unsafe fn take(
 #[inline(never)]
 pub(super) unsafe fn put_back(taken: &mut Taken) {
     for word in &mut taken.0 {
-        // SAFETY: found by this thread; the value points into the stack that is in place again.
+        // SAFETY: this thread has found the variable, and the value points into the stack that is in place again.
         unsafe {
             word.before = word.place.read();
             word.place.write(word.value);

@@ -35,11 +35,11 @@ pub(super) struct WaitQueue {
     last: Cell<*mut CoroObject>,
     /// Changed only inside of `exclusive`, read anywhere.
     len: AtomicUsize,
-    /// Any thread may take coros out of it.
+    /// Whether any thread may take coros out of the queue.
     is_shared: Cell<bool>,
 }
 
-/// A coro's position in a queue. All zeroes: the coro is in no queue.
+/// A coro's position in a queue. If all bytes are zero, the coro is in no queue.
 pub(super) struct WaitNode {
     /// Only the coro's own thread stores a queue here. If the queue is shared, any thread may store null.
     queue: AtomicPtr<WaitQueue>,
@@ -67,8 +67,8 @@ impl WaitQueue {
         self.is_shared.set(true);
     }
 
-    /// Runs `body` while no other thread changes this queue or the status of a coro in it. For `body` the rules of
-    /// `SpinLock::with` hold.
+    /// Runs `body` while no other thread changes this queue or the status of a coro in it. `body` must obey the rules
+    /// of `SpinLock::with`.
     #[inline]
     pub(super) fn exclusive<R>(&self, body: impl FnOnce() -> R) -> R {
         if self.is_shared.get() {
@@ -163,8 +163,8 @@ impl WaitNode {
     /// thread.
     #[inline]
     pub(super) fn exclusive<R>(&self, body: impl FnOnce() -> R) -> R {
-        // SAFETY: if the coro is in a queue, the queue exists: a frame on the coro's stack keeps the object that the
-        // queue is a part of, and only this thread could run the coro.
+        // SAFETY: if the coro is in a queue, the queue exists: a frame on the coro's stack keeps the object that
+        // contains the queue alive, and only this thread could run the coro.
         match unsafe { self.queue.load(Ordering::Acquire).as_ref() } {
             Some(queue) => queue.exclusive(body),
             None => body(),
@@ -203,7 +203,7 @@ impl WaitNode {
             }
             list.add_to_len(-1);
         }
-        // Last: another thread that reads null here also sees what was stored before.
+        // This store comes last, so that another thread that reads null here also sees what was stored before.
         self.queue.store(ptr::null_mut(), Ordering::Release);
     }
 }

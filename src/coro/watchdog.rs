@@ -14,11 +14,11 @@
 //! while nothing runs. It ends when no thread is left to watch: the limits are off, the loops are closed, the threads
 //! have ended, or the process forks or exits.
 //!
-//! The watchdog is a Rust thread that does not show in `threading.enumerate()`. It reads the pulses without the GIL and
-//! attaches only when a run is late. It starts a short-lived `threading` thread to make the log record, since log
+//! The watchdog is a Rust thread that does not appear in `threading.enumerate()`. It reads the pulses without the GIL
+//! and attaches only when a run is late. It starts a short-lived `threading` thread to make the log record, since log
 //! handlers may block, and since logging in a thread that `threading` has not started would leave a `Thread` object
-//! behind. Up to Python 3.13, CPython ends a thread that asks for the GIL of an exiting interpreter, inside that call;
-//! `sys/unwinding` handles this for the watchdog too.
+//! behind. Up to Python 3.13, if a thread asks for the GIL of an exiting interpreter, CPython ends the thread inside
+//! that call; `sys/unwinding` handles this for the watchdog, too.
 //!
 //! Free-threaded builds have no watchdog: it could neither keep the object of a run alive nor read the frames of a
 //! thread that runs. There, late runs are reported when they end.
@@ -150,7 +150,7 @@ pub(super) fn unwatch(pulse: &Arc<Pulse>) {
     }
 }
 
-/// Stops watching all threads, until their next run: the process is about to fork or to exit.
+/// Stops watching all threads, until their next run. Called when the process is about to fork or to exit.
 pub(super) fn stop(py: Python<'_>) {
     let Some(watchdog) = existing() else {
         return;

@@ -55,7 +55,7 @@ unsafe impl Send for Pattern {}
 static PATTERNS: Mutex<Vec<(Question, Pattern)>> = Mutex::new(Vec::new());
 
 /// CPython's own `socket.getaddrinfo` and `_socket.getaddrinfo`. If a program replaced one of them before the import,
-/// the place of that function has a plain `object()`, which is equal to no function.
+/// its entry is a plain `object()`, which is equal to no function.
 static ORIGINALS: PyOnceLock<[Kept; 2]> = PyOnceLock::new();
 
 #[derive(Clone, Copy)]
@@ -219,8 +219,8 @@ fn is_original(py: Python<'_>) -> PyResult<bool> {
     Ok(true)
 }
 
-/// `_set_resolver(function, native)`: stores `ORIGINALS`, with which `socket.getaddrinfo` and `_socket.getaddrinfo` are
-/// compared.
+/// `_set_resolver(function, native)`: stores CPython's own `socket.getaddrinfo` and `_socket.getaddrinfo` in
+/// `ORIGINALS`.
 #[pyfunction(name = "_set_resolver")]
 fn set_resolver(function: &Bound<'_, PyAny>, native: &Bound<'_, PyAny>) {
     ORIGINALS.get_or_init(function.py(), || [Kept::new(function), Kept::new(native)]);
@@ -327,7 +327,7 @@ pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     )]
 }
 
-/// Adds the method to `grapeshot._core.Loop`, and `_set_resolver` to the module.
+/// Adds `getaddrinfo` to `grapeshot._core.Loop`, and `_set_resolver` to the module.
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(set_resolver, module)?)?;
     extend_type(&module.getattr("Loop")?, loop_methods())

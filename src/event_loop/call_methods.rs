@@ -33,13 +33,13 @@ pub(super) fn context_keyword(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObjec
     find_context(args)
 }
 
-/// The tuple `("context",)` that CPython's own tasks and futures pass, kept forever after it is first seen; null
-/// before. The string in the tuple is not the interned one, so the string cannot be recognized by its address.
-/// Comparing the address of the tuple is just as cheap.
+/// The tuple `("context",)` that CPython's own tasks and futures pass. Null until a call has passed this tuple, which
+/// is then kept forever. The string in the tuple is not the interned one, so the string cannot be recognized by its
+/// address. Comparing the address of the tuple is just as cheap.
 static ASYNCIO_KWNAMES: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Called with the keyword names of a call whose keyword `context` is not the interned string. Keeps the tuple if
-/// `context` is the only keyword and no tuple is kept yet.
+/// Called with the tuple of a call's keyword names if the string "context" in the tuple is not the interned one. Keeps
+/// the tuple if it has no other name and no tuple is kept yet.
 #[cold]
 fn keep_kwnames(kwnames: *mut ffi::PyObject) {
     // SAFETY: the live tuple of the running call.

@@ -2,8 +2,8 @@
 //!
 //! asyncio copies the current context for each such callback. Here, all callbacks that are scheduled while the context
 //! variables have the same values share one copy, the template. Nothing ever runs in the template, and the program
-//! cannot get hold of it. Each callback runs in a copy of it, the spare, which the next callback reuses if nothing has
-//! changed:
+//! cannot get hold of it. Each callback runs in a copy of the template. If nothing has changed, this copy becomes the
+//! spare, which the next callback reuses:
 //!
 //! ```text
 //!   scheduling:      does the current context have the template's values?
@@ -12,7 +12,7 @@
 //!   running:         does the spare have the values of the handle's template?
 //!                       | yes: the callback runs in the spare
 //!                       '-- no: the callback runs in a new copy of the template
-//!   after the run:   does that context still have these values, and is this the only reference to it?
+//!   after the run:   does the callback's context still have the template's values, and does nothing else refer to it?
 //!                       | yes: it becomes the spare
 //!                       '-- no: it is dropped
 //! ```
@@ -151,14 +151,15 @@ impl Contexts {
         }
     }
 
-    /// Takes back the context that `begin_run` has returned, after a callback has run in it and it was left.
+    /// Takes back the context that `begin_run` has returned. The callback has run, and the context is not entered any
+    /// more.
     ///
     /// # Safety
     /// As for `begin_run`; `context` is a reference of the caller, which this function takes over.
     #[inline]
     pub(super) unsafe fn end_run(&self, template: *mut ffi::PyObject, context: *mut ffi::PyObject) {
-        // SAFETY: the caller's references. The template keeps its mapping alive, so no other mapping can have the same
-        // address.
+        // SAFETY: the caller holds a reference to each. The template keeps its mapping alive, so no other mapping can
+        // have the same address.
         unsafe {
             let is_unused = ffi::Py_REFCNT(context) == 1 && values_of(context) == values_of(template);
             if is_unused && !self.spare.is_set() {
@@ -177,7 +178,8 @@ impl Contexts {
         }
     }
 
-    /// Whether the spare has values. It may be a copy of an older template.
+    /// Whether the spare has values. The field `has_values` does not tell, because the spare may be a copy of an older
+    /// template.
     #[inline]
     fn has_spare_values(&self) -> bool {
         let spare = self.spare.as_ptr();
@@ -211,7 +213,7 @@ pub(super) fn find_fields(py: Python<'_>) -> PyResult<()> {
     if !HAS_GIL {
         return Ok(());
     }
-    // SAFETY: attached. Only words inside of the structures are read, and they are only compared with known pointers.
+    // SAFETY: attached. Only words inside of the structures are read, and none of them is followed as a pointer.
     unsafe {
         let one = Bound::from_owned_ptr_or_err(py, ffi::PyContext_New())?;
         let other = copy(&one)?;

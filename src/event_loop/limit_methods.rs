@@ -15,8 +15,8 @@ use crate::binding::object_result::{ObjectResult, none};
 use crate::binding::rows::{getter, row, threadsafe_getter};
 use crate::binding::{errors, log};
 
-/// Seconds until paused listeners try again. Needed for the limit of descriptors: the loop is not told when a
-/// descriptor that is not a connection is closed.
+/// Seconds until paused listeners try again. The limit of descriptors needs these attempts, because the loop is not
+/// told when a descriptor that is not a connection is closed.
 const RETRY_DELAY_S: f64 = 1.0;
 
 impl LoopObject {

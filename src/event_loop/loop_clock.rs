@@ -31,7 +31,7 @@ pub(crate) fn time_s() -> f64 {
     clock::now_ns() as f64 / 1e9
 }
 
-/// The version of the loop's type when the last check found the native clock. Each loop object has one.
+/// The version that the loop's type had when a check last found the native clock. Each loop object has one.
 pub(super) struct ClockVersion(AtomicU32);
 
 impl ClockVersion {

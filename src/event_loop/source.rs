@@ -30,14 +30,14 @@ pub(crate) trait Source: Sized {
     /// False if other code has closed the source's descriptor.
     fn has_descriptor(this: This<'_, Self>) -> bool;
 
-    /// Called after other code has closed the descriptor, and this registration was removed or replaced. The number may
-    /// belong to another file now, so the source must not touch it again. This function only queues further work, and
-    /// calls no code of the program.
+    /// Called after other code has closed the descriptor, and this registration was removed or replaced. The
+    /// descriptor's number may belong to another file now, so the source must not use it again. This function only
+    /// queues further work, and calls no code of the program.
     fn on_displaced(this: This<'_, Self>);
 }
 
-/// `Source` for one layout, with its four functions as function pointers. The caller passes a live object of that layout
-/// and holds a reference to it.
+/// `Source` for one layout, with its four functions as function pointers. The caller passes a live object of that
+/// layout and holds a reference to it.
 struct Calls {
     needs_running_loop: bool,
     on_ready: unsafe fn(Python<'_>, *mut ffi::PyObject, Readiness) -> PyResult<()>,

@@ -1,9 +1,9 @@
 //! A descriptor that io watchers of gevent's hub watch, as a source of the loop.
 //!
-//! A greenlet's wait starts and stops a watcher. So a descriptor stays registered when its last watcher has stopped,
-//! and the next wait needs no system call. It is deregistered when an event shows that no watcher wants it, when its
-//! last watcher or the descriptor itself is closed, or when a transport or `add_reader` of asyncio takes it over.
-//! (libev, too, keeps a descriptor registered until such an event comes or the descriptor is closed.)
+//! Each wait of a greenlet starts a watcher and stops it. A descriptor stays registered when its last watcher has
+//! stopped, so that the next wait needs no system call. It is deregistered when an event comes while no watcher is
+//! active, when its last watcher or the descriptor itself is closed, or when a transport or `add_reader` of asyncio
+//! takes it over. (libev, too, keeps a descriptor registered until such an event comes or the descriptor is closed.)
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_int, c_void};
@@ -95,7 +95,7 @@ impl NativeType for DescriptorObject {
 }
 
 impl Source for DescriptorObject {
-    /// `io::fire` shows the loop if the watcher's callback may need it.
+    /// `io::fire` makes the hub's loop the running one if the watcher's callback may need it.
     const NEEDS_RUNNING_LOOP: bool = false;
 
     fn on_ready(this: This<'_, Self>, readiness: Readiness) -> PyResult<()> {
@@ -201,7 +201,7 @@ fn with_descriptors<R>(this: Descriptor<'_>, body: impl FnOnce(&Descriptors) -> 
     })
 }
 
-// ---- watchers come and go --------------------------------------------------------------------------------------------
+// ---- watchers come and go -------------------------------------------------------------------------------------------
 
 /// Puts a watcher back on the descriptor on which it was before. Returns false if the descriptor is not registered any
 /// more; its number may belong to another file by now.
@@ -306,8 +306,8 @@ fn registered_at<'py>(
 }
 
 fn new<'py>(py: Python<'py>, event_loop: &Bound<'py, PyAny>, fd: RawFd) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: attached. The allocation is large enough for the layout, and the fields that are not valid as zeroes are
-    // written before any other code can see the object.
+    // SAFETY: attached. The allocation is large enough for the layout and consists of zero bytes. The fields for which
+    // zero bytes are not valid are written before any other code can see the object.
     unsafe {
         let made = ffi::PyType_GenericAlloc(DESCRIPTOR_TYPE.load(Ordering::Relaxed), 0);
         let made = Bound::from_owned_ptr_or_err(py, made)?;
@@ -322,7 +322,7 @@ fn new<'py>(py: Python<'py>, event_loop: &Bound<'py, PyAny>, fd: RawFd) -> PyRes
     }
 }
 
-// ---- the registration ------------------------------------------------------------------------------------------------
+// ---- the registration -----------------------------------------------------------------------------------------------
 
 /// Registers the descriptor for the events that its watchers want. If it is a file that the poller refuses because the
 /// file is always ready, its watchers fire in each iteration.
@@ -422,7 +422,7 @@ pub(super) fn end_if_idle(this: Descriptor<'_>) {
     }
 }
 
-// ---- events ----------------------------------------------------------------------------------------------------------
+// ---- events ---------------------------------------------------------------------------------------------------------
 
 /// Fires the watchers that want one of these events. If the events come from a poll, this leaves out watchers that were
 /// started after that poll, because the events may be over by now. If they are not over, the next poll reports them.
@@ -533,7 +533,7 @@ unsafe fn wake_all_closed(py: Python<'_>, object: *mut ffi::PyObject) -> PyResul
     result
 }
 
-/// Takes off the watchers, which stay active.
+/// Takes the watchers off the descriptor. They stay active.
 fn take<'py>(py: Python<'py>, this: Descriptor<'_>) -> Vec<Bound<'py, PyAny>> {
     let taken = this.watchers.take();
     let taken: Vec<_> = taken.into_iter().map(|watcher| watcher.into_bound(py)).collect();
@@ -544,7 +544,7 @@ fn take<'py>(py: Python<'py>, this: Descriptor<'_>) -> Vec<Bound<'py, PyAny>> {
     taken
 }
 
-// ---- for the hub's loop ----------------------------------------------------------------------------------------------
+// ---- for the hub's loop ---------------------------------------------------------------------------------------------
 
 /// Deregisters a descriptor that is about to be closed, and takes off its watchers, which stay active.
 pub(super) fn take_watchers<'py>(
@@ -585,7 +585,7 @@ pub(super) fn take_all_watchers<'py>(
 }
 
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    // SAFETY: CPython calls tp_repr, attached, with an object of this type.
     unsafe {
         represent::<DescriptorObject>(slf, |this| {
             let count = this.watchers.borrow().len();

@@ -78,7 +78,7 @@ impl HubLoopObject {
 }
 
 /// Called when a watcher with a reference is no longer active. If nothing is left that keeps `run()` from returning,
-/// the loop checks this again after the callbacks that are ready now have run, and stops if it is still true.
+/// the loop first runs the callbacks that are ready now, and then stops unless they have added something.
 pub(super) fn drop_reference(this: HubLoop<'_>) -> PyResult<()> {
     this.references.set(this.references.get() - 1);
     if this.references.get() <= 0 && !this.is_destroyed.get() {

@@ -45,7 +45,7 @@ pub(super) struct IoObject {
     descriptor: ObjectCell,
     pub(super) fd: Cell<c_int>,
     pub(super) events: Cell<c_int>,
-    /// The loop's number of polls when the watcher was started.
+    /// How many polls the loop had made when the watcher was started.
     pub(super) started_at: Cell<u64>,
     has_reference: Cell<bool>,
     pub(super) is_active: Cell<bool>,
@@ -162,7 +162,7 @@ fn callback_args<'py>(args: &Args<'_, 'py>) -> PyResult<Bound<'py, PyTuple>> {
 fn start<'py>(this: Io<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let Some(callback) = args.get(0) else {
-        return Ok(none(py)); // the row checks that there is a callback
+        return Ok(none(py)); // not reached: the row in the method table requires a callback
     };
     if !callback.is_callable() {
         return Err(PyTypeError::new_err(format!(
@@ -211,7 +211,7 @@ pub(super) fn is_on(this: Io<'_>, descriptor: Descriptor<'_>) -> bool {
     this.descriptor.as_ptr() == descriptor.as_ptr()
 }
 
-/// Called when the watcher joins a descriptor. `poll_count` is the loop's number of polls.
+/// Called when the watcher joins a descriptor. `poll_count` is how many polls the loop has made.
 pub(super) fn note_start(this: Io<'_>, poll_count: u64) {
     this.started_at.set(poll_count);
 }
@@ -263,7 +263,7 @@ fn close<'py>(this: Io<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
 }
 
 /// Calls the watcher's callback for these events (-1: the descriptor is closed). The callback may switch to another
-/// greenlet, and then returns when the hub runs again. `is_polled`: called for an event of a poll.
+/// greenlet, and then returns when the hub runs again. `is_polled` says whether a poll has found these events.
 #[inline]
 pub(super) fn fire(this: Io<'_>, events: c_int, is_polled: bool) -> PyResult<()> {
     let py = this.py();
@@ -322,7 +322,7 @@ fn switch(greenlet: &Bound<'_, PyAny>, value: Borrowed<'_, '_, PyAny>) -> PyResu
     }
 }
 
-/// Passes an exception that has ended a greenlet to the hub. Source: `Waiter.switch`, in gevent's `_waiter.py`.
+/// Passes to the hub the exception that has ended a greenlet. Source: `Waiter.switch`, in gevent's `_waiter.py`.
 #[cold]
 #[inline(never)]
 fn pass_error(

@@ -16,11 +16,11 @@
 //!   show():  running loop: the hub's, tracer    before anything else of the loop runs (`Reactor::hidden`)
 //! ```
 //!
-//! Until the hub runs again, a loop that such a greenlet starts is the thread's running loop. If its callbacks switch
-//! directly to other greenlets, these see that loop. (The callbacks of asyncio's own loop rarely do that: in a patched
-//! program, its selector switches to the hub before the first callback runs, and from then on switches are traced.) And
-//! while the hub's loop is hidden, code that runs in the hub on its own account, such as a signal handler of Python,
-//! sees no running loop, as in a greenlet.
+//! If a greenlet starts a loop while the hub's loop is hidden, the new loop is the thread's running loop until the hub
+//! runs again. If callbacks of the new loop switch directly to other greenlets, these see the new loop, too. (The
+//! callbacks of asyncio's own loop rarely do that: in a patched program, its selector switches to the hub before the
+//! first callback runs, and from then on switches are traced.) While the hub's loop is hidden, other code that runs in
+//! the hub, such as a signal handler of Python, sees no running loop, as in a greenlet.
 
 use std::cell::Cell;
 use std::ptr;
@@ -42,7 +42,7 @@ use crate::event_loop::pyloop::LoopObject;
 static SWAP_CURRENT_TASK: PyOnceLock<Option<Kept>> = PyOnceLock::new();
 
 thread_local! {
-    /// The target of the last switch, only to be compared. A second tracer may report the same switch again.
+    /// The target of the last switch, only for comparisons. A second tracer may report the same switch again.
     static LAST_TARGET: Cell<*mut ffi::PyObject> = const { Cell::new(ptr::null_mut()) };
     /// How many suspended greenlets keep a loop. If one of them is destroyed before it runs again, the number stays too
     /// high, and all later switches are traced.
@@ -168,7 +168,7 @@ fn exchange<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(none(py))
 }
 
-// ---- switches without the tracer -------------------------------------------------------------------------------------
+// ---- switches without the tracer ------------------------------------------------------------------------------------
 
 /// The greenlet that `callback` switches to, if `callback` is the method `switch` of a `Waiter` on which a greenlet
 /// waits. Each wait for a descriptor has such a callback.

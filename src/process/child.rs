@@ -82,10 +82,10 @@ impl Source for ChildObject {
     }
 }
 
-/// Watches the child again with a new descriptor. The process number belongs to the child until its status is fetched.
-/// If other code has fetched the status, the system reports ESRCH.
+/// Watches the child again with a new descriptor. This uses the process number, which belongs to the child until its
+/// status is fetched. If other code has fetched the status, the system reports ESRCH.
 unsafe fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `on_displaced` with a watch, to which the queue holds a reference.
+    // SAFETY: `on_displaced` has queued this call with a watch, and the queue holds a reference to that watch.
     let this: This<'_, ChildObject> = unsafe { This::new(py, object) };
     let (Some(event_loop), true) = (this.event_loop.get(py), this.callback.is_set()) else {
         return Ok(());
@@ -162,7 +162,7 @@ impl NativeType for ChildObject {
 }
 
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    // SAFETY: CPython calls tp_repr, attached, with an object of this type.
     unsafe { represent::<ChildObject>(slf, |this| Ok(format!("<_Child pid={}>", this.pid.get()))) }
 }
 

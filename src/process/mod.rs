@@ -1,4 +1,4 @@
-//! Child processes: notices when a child has ended, and calls back.
+//! Watches child processes, and calls a function when a child has ended.
 //!
 //! Used on the loop's thread only. Python code (`_loop/subprocess.py`) starts the child, and makes its pipes and its
 //! transport.

@@ -1,8 +1,8 @@
 //! The attempts of socket operations. Each attempt either ends the operation or says what to wait for.
 //!
-//! Plain sockets (`plain_socket`) are used by their descriptor, except for `sendto` and `recvfrom_into`. These two
-//! operations, and all operations on other sockets, call the socket's method, which raises `BlockingIOError` where a
-//! system call would block. If a system call on a plain socket would block, the operation waits only if the socket is
+//! On plain sockets (`plain_socket`), most attempts make the system call themselves. `sendto`, `recvfrom_into`, unusual
+//! arguments and all operations on other sockets call the socket's method, which raises `BlockingIOError` where a system
+//! call would block. If the first system call on a plain socket would block, the operation waits only if the socket is
 //! non-blocking. For a socket with a timeout, the socket's method is called instead, as in asyncio.
 
 use std::ffi::{c_int, c_void};
@@ -69,8 +69,7 @@ impl OperationKind {
     }
 }
 
-/// The outcome of a native attempt. None means that the socket's own method must be called, which raises its own
-/// errors.
+/// The outcome of a native attempt. None means that the operation must call the socket's own method instead.
 type Answer<'py> = PyResult<Option<Attempt<'py>>>;
 
 #[inline]
@@ -152,7 +151,7 @@ fn done(value: Bound<'_, PyAny>) -> Answer<'_> {
     Ok(Some(Attempt::Done(value)))
 }
 
-/// The operation must wait until its socket is ready.
+/// The outcome of an attempt whose call would block: the operation must wait until its socket is ready.
 fn would_block(this: Operation<'_>) -> Attempt<'_> {
     Attempt::MustWait(WaitReason::WouldBlock(this.kind.get().direction()))
 }
@@ -258,12 +257,12 @@ fn connection<'py>(listener: &Bound<'py, PyAny>, fd: OwnedFd) -> PyResult<Bound<
 // ---- sending -------------------------------------------------------------------------------------------------------
 
 /// Sends until all data is sent or the kernel takes no more. If the kernel takes only a part of the data twice in a
-/// row, the operation continues in the next iteration.
+/// row, the operation continues in the loop's next iteration.
 fn send_all<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let py = this.py();
     let fd = base_socket::descriptor(socket)?;
     for _ in 0..2 {
-        // SAFETY: the slice is not used after the system call, and no other code runs until then.
+        // SAFETY: the memory is not used after the system call, and no other code runs until then.
         let data = unsafe { unsent(this)? };
         let result = socket::send_now(fd, data);
         if let Ok(sent) = result {
@@ -283,10 +282,10 @@ fn note_write(this: Operation<'_>, len_bytes: usize) {
     this.loop_object().reactor().probe.counters.note_write(len_bytes);
 }
 
-/// The data that is left to send. TypeError or BufferError for data that is not bytes-like and contiguous.
+/// The data that is left to send. TypeError if it is not bytes-like, BufferError if it is not contiguous.
 ///
 /// # Safety
-/// The result must not be used after any other code has run.
+/// The memory must not be used after any other code has run.
 #[inline]
 unsafe fn unsent<'a>(this: Operation<'_>) -> PyResult<&'a [u8]> {
     let data = this.first.as_ptr();
@@ -325,8 +324,8 @@ fn view_of(this: Operation<'_>) -> PyResult<*mut ffi::Py_buffer> {
 pub(super) fn release_view(this: &SocketSteps) {
     let view = this.view.replace(ptr::null_mut());
     if !view.is_null() {
-        // SAFETY: `view_of` made the view, and it has been taken out of the only place that refers to it; operations
-        // end attached.
+        // SAFETY: `view_of` made the view, and it has been taken out of the only place that refers to it. The thread is
+        // attached whenever an operation ends.
         unsafe {
             let mut view = Box::from_raw(view);
             ffi::PyBuffer_Release(&raw mut *view);
@@ -403,7 +402,8 @@ fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResul
     Ok(Attempt::Done(value))
 }
 
-/// Calls `send()` once with the data that is left. Calls after the first get a view of the rest.
+/// Calls `send()` once per attempt: in the first attempt with the data object itself, later with a view of the data that
+/// is left.
 fn send_by_method<'py>(
     this: Operation<'py>,
     socket: &Bound<'py, PyAny>,

@@ -1,5 +1,5 @@
-//! Decides which socket objects native code may use by their descriptor: exact `socket.socket` objects, as long as no
-//! program has patched the class. All others are used through their methods, as asyncio does.
+//! Decides for which socket objects native code may make system calls on the descriptor: for exact `socket.socket`
+//! objects, as long as no program has patched the class. It calls the methods of all others, as asyncio does.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

@@ -167,7 +167,7 @@ unsafe extern "C" fn new_object(
     _args: *mut ffi::PyObject,
     _kwargs: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_new attached with a type of this module or a subclass. The memory comes zeroed, and that
+    // SAFETY: CPython calls tp_new, attached, with a type of this module or a subclass. The memory comes zeroed, and that
     // is a valid object of each of them.
     unsafe { ffi::PyType_GenericAlloc(kind, 0) }
 }

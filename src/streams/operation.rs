@@ -75,8 +75,8 @@ type Operation<'py> = Coroutine<'py, StreamSteps>;
 
 static PLACE: Place = Place::new();
 
-/// The outcome of a native attempt; `MustWait` has the number of bytes that the reader must hold. None means that
-/// asyncio's coroutine must do the rest.
+/// The outcome of a native attempt. `MustWait` has the number of bytes that the reader must hold before the next
+/// attempt. None means that asyncio's coroutine must do the rest.
 type Answer<'py> = PyResult<Option<Progress<Bound<'py, PyAny>, usize>>>;
 
 /// The coroutine of a reader's method.

@@ -28,7 +28,7 @@ pub(super) struct ProtocolObject {
     reader: ObjectCell,
     is_paused: Cell<bool>,
     is_connection_lost: Cell<bool>,
-    /// A program has replaced `_drain_helper` on this object.
+    /// Whether a program has replaced `_drain_helper` on this object.
     is_customized: Cell<bool>,
 }
 
@@ -71,8 +71,8 @@ pub(super) fn is_drained(object: &Bound<'_, PyAny>) -> bool {
     })
 }
 
-/// Feeds the reader natively, and returns None if that is done or there is no reader. Otherwise returns the reader,
-/// whose `feed_data(data)` the caller must call.
+/// Feeds the reader natively if possible. Returns None if that is done, or if there is no reader. Otherwise returns the
+/// reader, whose `feed_data(data)` the caller must call.
 #[inline]
 fn feed<'py>(this: Protocol<'py>, data: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let Some(object) = reader_object(this)? else {

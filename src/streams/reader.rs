@@ -7,7 +7,7 @@
 //!                                     v                                       v
 //!                       the object itself, or a copy of a part        a copy of a part
 //! ```
-//! If the reader was empty, the data of one read of the transport is not copied, provided that it is taken whole and
+//! Data that one read of the transport brings to an empty reader is not copied, provided that it is taken whole and
 //! before more comes. The attribute `_buffer` is a bytearray, as in asyncio: reading the attribute moves all held data
 //! into the bytearray.
 
@@ -56,7 +56,7 @@ pub(super) struct ReaderObject {
     pub(super) wanted: Cell<usize>,
     pub(super) is_eof: Cell<bool>,
     pub(super) is_paused: Cell<bool>,
-    /// A program has replaced a method of this object, or has set its buffer to an object that is not a bytearray.
+    /// Whether a program has replaced a method of this object, or set its buffer to an object that is not a bytearray.
     is_customized: Cell<bool>,
 }
 
@@ -124,8 +124,8 @@ pub(super) fn with_bytes<R>(this: Reader<'_>, body: impl FnOnce(&[u8]) -> R) -> 
 // ---- data gets in ------------------------------------------------------------------------------------------------
 
 /// Does the work of `feed_data` without Python code. Returns false, with nothing changed, if asyncio's own function
-/// must do it: because the data comes after the end, because it is enough to pause the transport, or because the waiter
-/// is a Future and not a native one.
+/// must do the work: after the end of the stream, if the reader must now pause the transport, or if the waiter is not
+/// native but a Future.
 #[inline]
 pub(super) fn feed(this: Reader<'_>, data: &Bound<'_, PyBytes>) -> PyResult<bool> {
     let added = data.as_bytes().len();
@@ -296,7 +296,7 @@ fn read_line<'py>(this: Reader<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
 }
 
 unsafe extern "C" fn next_line(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls am_anext attached with an object of this type.
+    // SAFETY: CPython calls am_anext, attached, with an object of this type.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {

@@ -26,7 +26,7 @@ pub(super) struct WriterObject {
     transport: ObjectCell,
     protocol: ObjectCell,
     reader: ObjectCell,
-    /// A program has replaced `drain` on this object.
+    /// Whether a program has replaced `drain` on this object.
     is_customized: Cell<bool>,
 }
 

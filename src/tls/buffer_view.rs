@@ -122,7 +122,7 @@ impl BufferView {
 }
 
 unsafe extern "C" fn get_buffer(slf: *mut ffi::PyObject, view: *mut ffi::Py_buffer, flags: c_int) -> c_int {
-    // SAFETY: CPython calls this attached with an object of this type and a view to fill.
+    // SAFETY: CPython calls this, attached, with an object of this type and a view to fill.
     unsafe {
         let this = &*slf.cast::<BufferView>();
         let memory = this.memory.replace(ptr::null_mut());

@@ -59,8 +59,7 @@ impl Direct {
     /// Replaces the two BIOs of `ssl` with one new BIO. None if there is no memory for it.
     ///
     /// # Safety
-    /// `ssl` must be live, and no handshake may have begun. It must stay live for as long as methods of the result are
-    /// called.
+    /// No handshake may have begun. `ssl` must be live, and stay live for as long as methods of the result are called.
     pub(super) unsafe fn new(openssl: &'static OpenSsl, ssl: NonNull<Ssl>) -> Option<Self> {
         // SAFETY: a new BIO gets its data before any other code sees it, and the data is freed with the BIO.
         // SSL_set_bio takes one reference for both directions, and drops the references to the old BIOs. The second

@@ -396,7 +396,7 @@ impl Engine {
 fn may_be_direct(object: &Bound<'_, PyAny>, bios: [&Bound<'_, PyAny>; 2]) -> PyResult<bool> {
     let py = object.py();
     for bio in bios {
-        // A `wrap_bio()` that the program has replaced may have kept or used a BIO.
+        // If the program has replaced `wrap_bio()`, its own function may have kept or used a BIO.
         // SAFETY: a live object.
         let references = unsafe { ffi::Py_REFCNT(bio.as_ptr()) };
         let is_new = references == 1

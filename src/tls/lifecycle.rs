@@ -331,8 +331,8 @@ unsafe fn lose_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()
         .get_item(intern!(py, "_lost_with"))?
         .unwrap_or_else(|| py.None().into_bound(py));
     extra.del_item(intern!(py, "_lost_with"))?;
-    // The owner of the inner transport may keep a reference to the transport's protocol, which is this object, forever.
-    // So this object must not keep a reference to the inner transport.
+    // The owner of the inner transport may keep the inner transport's protocol, which is this object, forever. So this
+    // object must not keep the inner transport alive.
     drop(this.inner.take(py));
     lose(this, &exception)
 }

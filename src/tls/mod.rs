@@ -148,8 +148,8 @@ struct TlsBody {
     state: Cell<State>,
     notified: Cell<Notified>,
     flags: FlagCell<Flags>,
-    /// The number of writes after the end, for the warning about them. The loss of the inner transport counts as one
-    /// more.
+    /// The number of writes after the end, for the warning about them. The loss of the inner transport counts as a
+    /// write, too.
     lost_writes: Cell<u8>,
 }
 
@@ -223,7 +223,7 @@ impl Body for TlsBody {
     }
 }
 
-/// Adds the type to the module, and the method that creates its objects to `grapeshot._core.Loop`.
+/// Adds the type to the module. Adds the method that creates its objects to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     buffer_view::register(module)?;
     methods::register(module)?;

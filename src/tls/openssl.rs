@@ -159,11 +159,11 @@ impl OpenSsl {
         type SetDestroy = unsafe extern "C" fn(*mut BioMethod, BioDestroy) -> c_int;
         type GetIndex = unsafe extern "C" fn() -> c_int;
         type NewMethod = unsafe extern "C" fn(c_int, *const c_char) -> *mut BioMethod;
-        // The last two arguments are functions that OpenSSL calls for copies of an SSL and when it is freed.
+        // The last two arguments are functions that OpenSSL calls when an SSL is copied, and when it is freed.
         type NewExIndex =
             unsafe extern "C" fn(c_int, c_long, *mut c_void, NoteCreated, *mut c_void, *mut c_void) -> c_int;
-        // SAFETY: the caller's contract. The functions for BIO_METHODs get one that was just made, which no other code
-        // knows yet.
+        // SAFETY: the caller's contract. The functions for BIO_METHODs get a BIO_METHOD that was just made, and that no
+        // other code knows yet.
         unsafe {
             let set_read: SetRead = library.find(c"BIO_meth_set_read")?;
             let set_write: SetWrite = library.find(c"BIO_meth_set_write")?;
@@ -215,9 +215,9 @@ impl OpenSsl {
     /// True if `ssl` is the `SSL` of the `_SSLSocket` object `ssl_socket`.
     pub(super) fn is_ssl_of(&self, ssl: NonNull<Ssl>, ssl_socket: &Bound<'_, PyAny>) -> bool {
         let head = size_of::<ffi::PyObject>() / size_of::<usize>();
-        // SAFETY: the words of a live object after its head, up to the size that its type states. Only this thread has
-        // a reference to the new object, so nothing writes them. A pointer that the object has is not freed while the
-        // object lives; so only such a pointer is passed to OpenSSL.
+        // SAFETY: the words that are read belong to a live object: they lie after its head, within the size that its
+        // type states. Only this thread has a reference to the new object, so no other thread writes to the object.
+        // `ssl` is passed to OpenSSL only if the object has this pointer: then the `SSL` lives as long as the object.
         unsafe {
             let object = ssl_socket.as_ptr();
             let words = (*ffi::Py_TYPE(object)).tp_basicsize as usize / size_of::<usize>();

@@ -1,8 +1,8 @@
 //! The read side: ciphertext from the inner transport is decrypted and delivered to the application at once.
 //!
 //! When the inner transport passes ciphertext, all of its plaintext is delivered in one `data_received`, or decrypted
-//! directly into the buffers of a BufferedProtocol. Usually `SSL_read` is called exactly once for each whole record
-//! that has arrived, because `queue/records` counts the records.
+//! directly into the buffers of a BufferedProtocol. `queue/records` counts the whole records that have arrived. So
+//! `SSL_read` is usually called once for each of them, and not once more to find that no data is left.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -269,7 +269,7 @@ unsafe fn read_to(this: Tls<'_>, memory: *mut u8, capacity: usize) -> PyResult<(
     let is_counted = !this.flags.has(Flags::UNCOUNTED);
     let mut filled = 0;
     while this.records.get() > 0 && filled < capacity {
-        // SAFETY: the caller guarantees the memory, of which `capacity - filled` bytes follow.
+        // SAFETY: the caller guarantees `capacity` bytes at `memory`, and `filled` is less than that.
         match unsafe { this.engine.read_into(py, memory.add(filled), capacity - filled)? } {
             Read::Data(count) => {
                 filled += count;
@@ -334,7 +334,7 @@ pub(super) fn control_inner(this: Tls<'_>) -> PyResult<()> {
         .flags
         .has(Flags::APP_PAUSED | Flags::INNER_PAUSED | Flags::READ_LIMITED)
     {
-        // In this case only an incomplete record can be waiting.
+        // The application is reading, so only an incomplete record can be waiting.
         return Ok(());
     }
     let py = this.py();

@@ -124,8 +124,8 @@ pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
         Ok(false) => Ok(()),
         Ok(true) => {
             call_eof_received(this)?;
-            // The inner transport first sends what it holds. A peer that does not read can delay that forever, so the
-            // time limit holds until `connection_lost`. (The peer may have begun the shutdown; then there is no timer yet.)
+            // The inner transport first sends its buffered data. A peer that does not read can delay that forever, so
+            // the timer runs until `connection_lost`. (If the peer has begun the shutdown, there is no timer yet.)
             if !this.timer.is_set() {
                 set_timer(this, &this.shutdown_timeout)?;
             }

@@ -57,8 +57,9 @@ impl Flushable for TlsObject {
         flush(this)
     }
 
-    /// The caller of `corked` flushes, because it may deliver more data first. But if the callback has raised, the
-    /// connection ends or the exception leaves the loop, and the caller does not flush. So the writes are sent here.
+    /// Usually leaves the flush to the caller of `corked`, which may deliver more data first. But if the callback has
+    /// raised, the connection ends or the exception leaves the loop, and the caller does not flush. So the writes are
+    /// sent here.
     #[inline]
     fn uncork(this: Tls<'_>, has_raised: bool) -> PyResult<()> {
         if has_raised { send_collected(this) } else { Ok(()) }

@@ -24,7 +24,7 @@ use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_result::none;
 use crate::event_loop::probe::Mode;
 
-/// The parts of ending that differ between kinds of transport.
+/// The steps of a transport's end that each kind of transport implements itself.
 pub(super) trait Ending: Body {
     /// The message to report if other code has closed the descriptor.
     const FAULT: &'static str;
@@ -53,7 +53,7 @@ pub(super) trait Ending: Body {
         error.is_instance_of::<PyOSError>(py)
     }
 
-    /// Whether `connection_made` was called, so that `connection_lost` must be called too.
+    /// Whether `connection_made` was called. If it was not, `connection_lost` is not called either.
     fn was_made(&self) -> bool {
         true
     }

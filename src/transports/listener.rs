@@ -29,7 +29,7 @@ use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::Source;
 
-/// The pause in seconds after the process or the system has run out of descriptors or memory.
+/// How many seconds accepting pauses after the process or the system has run out of descriptors or memory.
 const RETRY_DELAY_S: f64 = 1.0;
 
 #[repr(C)]
@@ -218,7 +218,7 @@ impl NativeType for ListenerObject {
 
 /// The repr, for example `<_Listener fd=5 of <Server sockets=(...)>>`.
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    // SAFETY: CPython calls tp_repr, attached, with an object of this type.
     unsafe {
         represent::<ListenerObject>(slf, |this| {
             let server = match this.server.get(this.py()) {

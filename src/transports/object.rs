@@ -45,7 +45,7 @@ pub(crate) trait Body: Sized {
     /// The text of `repr()`.
     fn describe(this: This<'_, TransportObject<Self>>) -> String;
 
-    /// Whether the transport is still open, so that its finalizer must warn about it and close it.
+    /// Whether the transport is still open. The finalizer warns about an open transport and closes it.
     fn is_open(&self) -> bool;
 
     /// Closes the descriptor, or the object that owns it. Does nothing the second time.
@@ -197,7 +197,7 @@ pub(crate) fn make<'py, B: Body>(
 /// `tp_finalize`: if the transport is still open, issues a ResourceWarning and closes the descriptor. This happens here
 /// and not in `dealloc`, because here the other objects of the same garbage cycle are still intact.
 unsafe extern "C" fn finalize<B: Body>(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls tp_finalize attached with an object of this type. The current exception is saved and
+    // SAFETY: CPython calls tp_finalize, attached, with an object of this type. The current exception is saved and
     // restored, as PEP 442 requires.
     unsafe {
         let py = Python::assume_attached();
@@ -225,7 +225,7 @@ unsafe extern "C" fn finalize<B: Body>(slf: *mut ffi::PyObject) {
 }
 
 unsafe extern "C" fn dealloc<B: Body>(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached with an unreferenced transport. If the finalizer revives the transport,
+    // SAFETY: CPython calls this, attached, with an unreferenced transport. If the finalizer revives the transport,
     // nothing more is done; otherwise the fields are dropped in place and the memory goes back to the allocator.
     unsafe {
         if ffi::PyObject_CallFinalizerFromDealloc(slf) < 0 {
@@ -253,7 +253,7 @@ unsafe extern "C" fn dealloc<B: Body>(slf: *mut ffi::PyObject) {
 }
 
 unsafe extern "C" fn repr<B: Body>(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    // SAFETY: CPython calls tp_repr, attached, with an object of this type.
     unsafe { represent::<TransportObject<B>>(slf, |this| Ok(B::describe(this))) }
 }
 

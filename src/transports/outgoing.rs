@@ -54,8 +54,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Queues the rest of `data` (at least one byte) after its first `sent` bytes. The rest goes in front of any data
-    /// that Python code has queued while the first bytes were being sent.
+    /// Queues `data` without its first `sent` bytes; at least one byte must remain. The queued bytes go in front of any
+    /// data that Python code has queued while the first bytes were being sent.
     pub(crate) fn push_rest(&self, data: &Data<'_, '_>, sent: usize) -> PyResult<()> {
         let chunk = data.to_chunk(sent)?;
         let skip = if data.is_shared() { sent } else { 0 };
@@ -67,7 +67,7 @@ impl Outgoing {
     /// some slices, each of at least one byte, and returns the number of bytes that it took; it must not call into
     /// Python. `WouldBlock` counts as taking no bytes.
     ///
-    /// Ok with data left over means that the kernel's buffer is full.
+    /// If this returns `Ok` and data is left over, the kernel's buffer is full.
     pub(crate) fn drain(&self, mut give: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
         let mut outbuf = self.outbuf.borrow_mut();
         while !outbuf.is_empty() {
@@ -147,8 +147,8 @@ impl Chunk {
 impl AsRef<[u8]> for Chunk {
     #[inline]
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the object is a bytes object (checked where the chunk is made), kept alive by the chunk and never
-        // changed.
+        // SAFETY: the object is a bytes object (the callers of `new` make sure of that), kept alive by the chunk and
+        // never changed.
         unsafe {
             let len = ffi::Py_SIZE(self.0) as usize;
             std::slice::from_raw_parts(ffi::PyBytes_AS_STRING(self.0).cast(), len)

@@ -25,7 +25,7 @@ use crate::binding::object_cell::ObjectCell;
 static SOCKET_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static FILE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
-/// A value of all zeroes is valid, and means that there is no owner.
+/// A value whose bytes are all zero is valid, and means that there is no owner.
 pub(super) struct Owner {
     /// Empty if the transport owns the descriptor itself; then no other code can close it.
     object: ObjectCell,

@@ -41,7 +41,7 @@ pub(crate) enum Receiver {
     Object(ObjectReceived),
 }
 
-/// The native protocol type, which the TLS module registers, and its function; null until then.
+/// The native protocol type and its function. Both are null until the TLS module registers them.
 static NATIVE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static NATIVE_RECEIVED: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 

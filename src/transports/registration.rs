@@ -1,8 +1,8 @@
 //! The descriptor of a transport: its number, the object that may close it, and its entry in the loop's fd table and in
 //! the poller.
 //!
-//! Used on the loop's thread only. Before each update of the poller, the transport computes the events to wait for from
-//! its own state.
+//! Used on the loop's thread only. Before each update of the poller, the transport computes from its own state which
+//! events to wait for.
 //!
 //! Any code that has a reference to the socket object behind a transport can close the socket. The descriptor's number
 //! is then unused, or belongs to another file. The transport must not read or write with that number, close it, or
@@ -48,7 +48,7 @@ impl Registration {
         }
     }
 
-    /// Makes `object` the owner of the descriptor: from now on it may close the descriptor.
+    /// Makes `object` the owner of the descriptor. From now on, `object` may close the descriptor.
     pub(super) fn set_owner(&self, object: &Bound<'_, PyAny>) {
         self.owner.set(object, self.fd.get());
     }

@@ -40,8 +40,9 @@ def need(what: str) -> None:
 class Command:
     """A command of a page: `VARIABLE=value program argument ...`. Port 8000 is replaced by a free port.
 
-    `numbers` replaces further numbers. The command's folder contains the files that come before the command on the
-    page; a block with the word `run` gets all files of the page.
+    `numbers` maps further numbers to their replacements. The command's folder contains the files that come before the
+    command on the page. If the block has the word `run`, the folder contains all files of the page. The numbers in
+    these files are replaced, too.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Programs and packages that the application tests need. A missing one skips the test, or fails it.
 
-A skipped test gives the reason, and the summary of the run repeats it (see conftest.py). Each of these
-environment variables turns a skip into a failure if one of the things named after it is missing:
+A skipped test gives the reason, and the summary of the run repeats it (see conftest.py). These environment variables
+make tests fail instead of skipping them. Each variable is for tests that lack one of the things in its line:
 
 - `REQUIRE_SERVERS=1`: a program, or a package of requirements/dev.txt. .ci/run and .ci/matrix set this variable if they
   find or can install the servers.

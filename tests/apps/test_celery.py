@@ -256,7 +256,7 @@ def check(kind):
 def main():
     for kind in (timer2.Timer, TaskPool.Timer):
         check(kind)
-    # An entry does not wait for an earlier one that is due later, whatever the interval of the timer.
+    # An entry does not wait for one that was added before it and is due later, whatever the timer's interval is.
     timer = TaskPool.Timer(max_interval=3600)
     timer.begin()
     timer.call_after(3600, print)

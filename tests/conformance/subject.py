@@ -27,7 +27,7 @@ NAMED = {
     "grapeshot": "grapeshot:new_event_loop",
     "grapeshot-streams": "grapeshot:new_event_loop",
 }
-# This subject replaces not only the loop, but also asyncio's classes and functions of streams.
+# This subject replaces not only the loop, but also asyncio's stream classes and stream functions.
 STREAMS = "grapeshot-streams"
 
 

@@ -1,8 +1,8 @@
-"""Run the tests of coros with one or both modes of eviction. Eviction copies a suspended coro's stack out of its slot:
-only when another coro needs the slot (`lazy`), or each time the coro is suspended (`always`).
+"""Run the tests of coros with one or both modes of eviction. Eviction copies a suspended coro's stack out of its slot.
+It happens only when another coro needs the slot (`lazy`), or each time a coro is suspended (`always`).
 
-`TEST_EVICTION` chooses `lazy` (the default), `always` or `both`. `.ci/run` has `always` on one version of CPython and
-on a debug build, `.ci/matrix` has `both` on all versions.
+`TEST_EVICTION` chooses `lazy` (the default), `always` or `both`. `.ci/run` uses `always` for one version of CPython and
+for a debug build; `.ci/matrix` uses `both` for all versions.
 """
 
 from __future__ import annotations

@@ -418,7 +418,7 @@ def test_running_out_of_memory_leaves_others_intact():
         return [await thread for thread in threads]
 
     assert grapeshot.run(main()) == list(range(5))
-    # In the mode that always evicts, some failures hit an eviction that is not needed. Such failures are ignored.
+    # The mode that always evicts also makes evictions that are not needed. No coro notices if one of those fails.
     assert set(reported) == {MemoryError}
     assert len(reported) == 7 or coro.stack_info()["evicts_always"]
 

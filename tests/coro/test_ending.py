@@ -423,8 +423,8 @@ def test_a_loop_that_spawn_made_and_that_never_ran_ends_with_its_thread():
     assert len(messages) == 2
     assert messages[0].startswith("coros never ran: ")
     assert messages[1].startswith("unclosed event loop")
-    # The loop's finalizer has revived it for the warning. From 3.15 on, a weak reference to a revived object stays
-    # valid until the object is collected again.
+    # The loop's finalizer has revived the loop for the warning. From 3.15 on, a weak reference to a revived object
+    # stays valid until the object is collected again.
     gc.collect()
     assert ref() is None
     assert log == []

@@ -170,7 +170,7 @@ say(grapeshot.run(main()))
 
 
 def test_the_loop_of_the_parent_goes_on():
-    """The child closes its copies of the loop and of the sockets: the parent's waits must still be registered."""
+    """When the child closes its copies of the loop and the sockets, the parent's waits must stay registered."""
     lines = run(
         """
 def echo(sock):

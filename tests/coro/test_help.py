@@ -112,7 +112,7 @@ def test_native_functions_are_known_by_their_public_names():
             public = name.removeprefix("_coro_")
             if getattr(coro, public, None) is value:
                 assert (value.__module__, value.__name__) == ("grapeshot.coro", public)
-            elif name == "_coro_get_ident":  # it replaces a function of _thread, and is pickled by that name
+            elif name == "_coro_get_ident":  # it replaces _thread.get_ident, and is pickled by that name
                 assert (value.__module__, value.__name__) == ("_thread", "get_ident")
             else:
                 assert (value.__module__, value.__name__) == ("grapeshot._core", name)

@@ -256,7 +256,7 @@ def test_a_handled_exception_is_freed_without_the_collector(way):
 
 
 def test_stop_iteration_becomes_an_error():
-    """As in a coroutine (PEP 479): code that awaits the coro would take the exception for its result."""
+    """Code that awaits the coro would take a StopIteration for the coro's result. See PEP 479."""
 
     def fail():
         return next(iter([]))

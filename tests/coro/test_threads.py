@@ -403,7 +403,7 @@ int call_in_thread(function f) {
 
 
 def test_a_thread_that_c_code_made_has_coros_in_each_of_its_calls(tmp_path):
-    """Each call of such a thread makes a thread state and deletes it."""
+    """Each time such a thread calls Python, CPython makes a thread state, and deletes it after the call."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler")

@@ -36,7 +36,7 @@ def test_long_sleeps_that_end_soon_after_one_another_share_a_wakeup():
 
 
 def test_a_timer_that_is_due_does_not_end_a_later_wait():
-    """The sleeper is interrupted while its timer is due, so its timer follows the sleeper in the ready queue."""
+    """The sleeper is interrupted when its timer is due but has not run. The timer then runs after the sleeper."""
 
     def sleeper(due):
         with pytest.raises(coro.Interrupted):
@@ -105,7 +105,8 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
         order.append(due)
 
     def main():
-        # Late enough that all coros sleep before the first deadline. A coro that begins after its deadline wakes late.
+        # The deadlines are so late that all coros already sleep at the first one. A coro that began to sleep after its
+        # deadline would wake late.
         began = coro.now() + 0.02
         dues = [began + generator.random() / 20 for _ in range(2000)]
         threads = [coro.spawn(sleeper, due) for due in dues]
@@ -119,7 +120,7 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
 
 
 def test_coros_futures_and_callbacks_that_are_due_together_run_in_order():
-    """Callbacks run in the order of their timers. Coros and futures form a second group, with the same order."""
+    """Callbacks run in the order of their timers. In the next iteration, coros and futures follow in the same order."""
     order = []
 
     async def main():

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.only_on("grapeshot")
 
 @pytest.fixture
 def _in_threads(monkeypatch):
-    """All calls go to the threads, as if no data were in memory. Only an open that need not wait is made at once."""
+    """Make all calls in threads, as if no data were in memory. Only opens that need not wait are made at once."""
     monkeypatch.setenv("GRAPESHOT_FILE_THREADS", "1")
     monkeypatch.setattr(_core, "_aio_read_now", lambda *_: None)
 
@@ -302,7 +302,7 @@ async def test_cancelled_opens_leave_no_descriptors(loop, tmp_path):
 
 @pytest.mark.usefixtures("engine", "reads")
 async def test_a_descriptor_that_others_use_too(loop, tmp_path):
-    """The descriptor's own position is used, as for standard output."""
+    """Writes go to the descriptor's own position, as on standard output."""
     path = tmp_path / "file"
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:

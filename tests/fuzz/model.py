@@ -2,8 +2,8 @@
 
 Two models that take the same steps, on asyncio's loop and on grapeshot's, must have the same log. After each step the
 loop runs until nothing happens any more. The log leaves out everything that the kernel decides: how data is split, and
-how much of it waits in a buffer. For that reason the peer always reads everything, except after the step `stall`,
-which writes more than the kernel takes: then the peer reads nothing until the step `peer_reads`.
+how much of it waits in a buffer. For that reason the peer always reads everything, except after the step `stall`. That
+step writes more than the kernel takes, and the peer then reads nothing until the step `peer_reads`.
 """
 
 from __future__ import annotations

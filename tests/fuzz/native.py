@@ -1,10 +1,10 @@
 """Call native functions with arbitrary arguments. `python -m fuzz.native` reads one example per line, runs each in a
-process of its own, and answers with the failures. This runs one example by hand:
+process of its own, and answers with the failures. To run one example by hand:
 
     PYTHONPATH=tests python -m fuzz.native callback 'Loop.call_later(loop, nan, function)'
 
-These are failures: a crash, a panic, a SystemError, a call that no signal can end, and a
-descriptor, native object or reference that is left behind. Any other exception is a valid outcome.
+These are failures: a crash, a panic, a SystemError, a call that no signal can end, and a descriptor, native object or
+reference that is left behind. Any other exception is a valid outcome.
 """
 
 from __future__ import annotations

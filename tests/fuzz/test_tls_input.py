@@ -1,5 +1,6 @@
-"""Arbitrary input for a TLS transport: records cut anywhere, corrupted, repeated, oversized or unknown, alerts,
-close_notify in any order, KeyUpdate, tickets, renegotiation. The protocol must see the same as on asyncio.
+"""Arbitrary input for a TLS transport: records that are cut anywhere, corrupted, repeated, oversized or of an unknown
+type; close_notify in any order; alerts, KeyUpdate, tickets and renegotiation. The protocol must see the same as on
+asyncio.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Caller(Peer):
         return self
 
     async def ask(self, *lines: str) -> str:
-        """Return the output of a command, which may have several lines."""
+        """Send a command of one or more lines, and return its output."""
         await self.send("".join(f"{line}\n" for line in lines).encode())
         return (await self.read_until(">>> ")).replace("... ", "")
 
@@ -54,7 +54,7 @@ async def call(path: Any) -> Caller:
 
 async def connected_as_nobody(path: Any) -> tuple[int, int]:
     """Start a process that becomes another user, connects and sends a command. Return the id of the process, and the
-    end of a pipe from which its report can be read.
+    reading end of a pipe into which the process writes what happened.
     """
     reader, writer = os.pipe()
     with warnings.catch_warnings():

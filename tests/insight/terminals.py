@@ -14,7 +14,7 @@ from typing import Any
 from support import CAP_S, wait_blocked
 
 # Escape sequences that move the cursor or set colours and modes, and the sequence that asks a terminal for the
-# cursor's place.
+# cursor's position.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 ASKS_PLACE = b"\x1b[6n"
 
@@ -36,7 +36,7 @@ class Terminal:
 
     @property
     def shown(self) -> str:
-        """The output since the text that was last waited for."""
+        """The output after the text that `wait_for` has found last."""
         return self._text[self._seen :]
 
     def type(self, keys: str) -> None:
@@ -58,7 +58,7 @@ class Terminal:
         return bool(data)
 
     def wait_for(self, text: str) -> None:
-        """Wait until the program shows this text after the text that was last waited for."""
+        """Wait until the program shows this text. Only output after the text that was found last counts."""
         give_up = time.monotonic() + CAP_S
         while text not in self.shown:
             assert time.monotonic() < give_up, f"waited for {text!r}, but the program shows {self.shown!r}"

@@ -1,4 +1,4 @@
-"""`python -m grapeshot attach PATH`: on a terminal, with and without prompt_toolkit, and with a pipe."""
+"""`python -m grapeshot attach PATH`: on a terminal with and without prompt_toolkit, and on a pipe."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def program(path):
 
 
 def end(program):
-    """Wait until the program ends, and check that it ended as if nothing had happened."""
+    """Wait until the program ends, and check that it has printed nothing but `ended`."""
     assert program.finish() == "ended\n"
 
 

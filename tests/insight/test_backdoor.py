@@ -217,7 +217,9 @@ async def test_output_that_is_larger_than_the_socket_buffer_arrives(loop, path):
 
 
 async def test_a_line_that_never_ends_is_refused(loop, path, monkeypatch):
-    """The client does not read while it sends, so the server closes the connection after a time limit."""
+    """The server stops reading, but the client reads only after it has sent everything. A time limit of the server ends
+    this deadlock.
+    """
     from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "_CLOSE_WITHIN_S", 0.2)
@@ -434,7 +436,7 @@ def test_the_end_of_the_run_closes_the_server(new_loop, path):
 
 
 def test_the_end_of_the_run_closes_clients_that_do_not_read(new_loop, path):
-    """The end of the run does not wait until such a client has read its output, but closes the connection."""
+    """The runner closes without waiting for the client to read its output."""
 
     async def main():
         server = backdoor.serve(path)

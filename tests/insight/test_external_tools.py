@@ -1,4 +1,4 @@
-"""What external tools show of running and of suspended coros: rows of the table in docs/insight.md."""
+"""What external tools show of running and of suspended coros, as the table in docs/insight.md says."""
 
 from __future__ import annotations
 

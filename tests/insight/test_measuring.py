@@ -59,8 +59,8 @@ def long_ones(histogram, least_s=BUSY_S):
 
 @pytest.mark.parametrize("delay_s", [0.01, 1])
 def test_the_delay_of_a_timer_that_a_callback_holds_up_counts_from_its_deadline(loop, delay_s):
-    """With `delay_s=1` the timer has slack: the loop may run it a little late. The slack does not count here, because a
-    callback, and not the loop's sleep, makes the timer late.
+    """With `delay_s=1` the timer has slack: the loop may sleep a little beyond the deadline, and then the delay counts
+    from the end of that sleep. Here a callback makes the timer late, so the delay counts from the deadline.
     """
     loop.measure_callbacks()
 

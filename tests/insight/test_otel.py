@@ -37,7 +37,7 @@ def reader():
 
 
 def collected(reader):
-    """Return the metrics by name: each with its unit, and its points by attributes."""
+    """Return {name of a metric: (its unit, {attributes: value})}."""
     data = reader.get_metrics_data()
     if data is None:
         return {}

@@ -31,7 +31,7 @@ def names():
 
 
 class Counted:
-    """For each number of the statistics, the attribute of the same name tells how much the number has grown."""
+    """Each attribute has the name of a number of the statistics, and tells how much that number has grown."""
 
     def __init__(self, loop):
         self.loop = loop
@@ -243,7 +243,7 @@ async def test_timers(loop):
 
 
 def test_wakeups_by_other_threads(loop):
-    """The loop blocks repeatedly. Another thread notices this by the time spent in polls, and wakes the loop."""
+    """The loop blocks repeatedly. Each time, another thread waits until `polling_s` has grown, and wakes the loop."""
     rounds, woken = 5, threading.Semaphore(1)
 
     def other():

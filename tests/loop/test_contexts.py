@@ -73,7 +73,7 @@ def test_a_token_belongs_to_one_callback(loop, fresh):
 
 
 def test_a_token_of_a_value_that_was_taken_back(loop, fresh):
-    """When the callback ends, its context has its old values again, but a token still refers to that context."""
+    """The context has its old values again when the callback ends, but a token still refers to the context."""
     tokens, errors = [], []
 
     def set_and_reset():

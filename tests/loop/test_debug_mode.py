@@ -131,7 +131,7 @@ def test_slow_tasks_are_logged(loop, caplog):
 
 
 class Named:
-    """Its method and its instances are used as callbacks."""
+    """A class whose method and instances are used as callbacks."""
 
     def method(self, *args):
         time.sleep(0.002)

@@ -363,7 +363,7 @@ async def test_closing_a_transport_on_another_thread(loop, loop_kind):
         transport, protocol, peer = await connected(loop)
         assert "Non-thread-safe operation" in error_in_thread(getattr(transport, name))
         if loop_kind == "asyncio":
-            # asyncio marks the connection as closed before it raises, and will not call connection_lost
+            # asyncio marks the connection as closed before it raises, so another close() would not end the connection
             transport._call_connection_lost(None)
         else:
             assert not transport.is_closing()

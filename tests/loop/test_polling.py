@@ -1,4 +1,4 @@
-"""When the loop polls its descriptors: callbacks that are scheduled later do not delay a pending event."""
+"""When the loop polls its descriptors: callbacks that keep scheduling others do not delay a pending event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEPS = 8
 
 
 class Chain:
-    """A chain of callbacks, each of which schedules the next. A log holds their numbers, and "io" for the event."""
+    """A chain of callbacks, each of which schedules the next. `events` gets their numbers, and "io" for the event."""
 
     def __init__(self, loop):
         self.loop = loop

@@ -95,7 +95,7 @@ async def ask(loop, *args, **kwargs):
 @pytest.mark.parametrize("kind", [0, socket.SOCK_STREAM, socket.SOCK_DGRAM])
 @pytest.mark.parametrize("flags", [0, socket.AI_NUMERICHOST])
 def test_literals_equal_the_socket_module(loop, kind, flags):
-    """With AI_NUMERICHOST, which forbids name servers, every host is tested; without it, only numeric hosts."""
+    """With AI_NUMERICHOST, which forbids lookups, every host is tested; without this flag, only numeric hosts."""
     hosts = HOSTS if flags else [host for host in HOSTS if is_numeric(host)]
 
     async def main():

@@ -268,7 +268,7 @@ def let_go(count):
 
 
 def run_slow(slow_library: str, code: str, **variables: str) -> str:
-    """Run a program in which a lookup of a name that ends with ".slow" takes until the program calls let_go()."""
+    """Run a program in which a lookup of a name that ends with ".slow" waits until the program calls let_go()."""
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", SLOW + code],
         env=os.environ | {"LD_PRELOAD": slow_library} | variables,
@@ -320,7 +320,7 @@ loop.close()
 
 @linux_only
 def test_a_single_processor_does_not_limit_the_lookups(slow_library):
-    """Lookups only wait, so a process that may use only one processor makes as many at a time as any other process."""
+    """Even a process that may use only one processor makes many lookups at a time, because a lookup only waits."""
     code = """
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
@@ -426,7 +426,7 @@ grapeshot.run(main())
 
 @linux_only
 def test_a_forked_child_has_threads_of_its_own(slow_library):
-    """The parent's threads, which are all in a lookup, do not exist in the child. Its first lookup starts a thread."""
+    """The parent's threads, all busy with lookups, do not exist in the child, whose first lookup starts a thread."""
     code = """
 async def look_up(name):
     return await asyncio.get_running_loop().getaddrinfo(name, 80)

@@ -1,4 +1,4 @@
-"""Storms: many threads call the functions of a loop that any thread may call, while loops run, end and close.
+"""Storms: many threads call the thread-safe functions of loops, while the loops run, end and close.
 
 Storms matter most without the GIL, where the threads run at the same time. Each storm is a program: if it crashes, only
 its test fails, and if it does not end, it prints the stacks of its threads. `STORM_SCALE=20 TEST_CAP_S=100` makes the
@@ -52,8 +52,8 @@ def is_closed(error):
 
 
 def test_one_loop_that_is_stopped_and_closed(loop_kind):
-    """Threads schedule calls and coroutines, read the loop's state, and stop the loop, which the main thread runs again
-    and again. When all threads have done their work, the main thread closes the loop while they still call it.
+    """Threads schedule calls and coroutines, read the loop's state, and stop the loop. Each time, the main thread runs
+    the loop again. In the end, the main thread closes the loop while the threads still call it.
     """
     code = """
 THREADS, CALLS = 6, 300

@@ -267,7 +267,7 @@ def test_two_loops_serve_in_two_threads(new_loop):
 
 
 def test_handles_cancelled_while_they_may_run(loop):
-    """Other threads schedule and cancel while the loop and the collector run. Each handle runs at most once."""
+    """Other threads schedule and cancel callbacks while the loop and the collector run. Each runs at most once."""
     runs: dict[tuple[int, int], int] = {}
     kept: list[tuple[tuple[int, int], asyncio.Handle]] = []
 

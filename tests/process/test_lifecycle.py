@@ -181,8 +181,8 @@ async def test_signals_to_an_ended_process(loop):
 
 @pytest.mark.skip_on(when=sys.version_info < (3, 13), asyncio="older versions may lose the status and return 255")
 async def test_signals_race_with_the_end(loop):
-    """Whether the signal or the end of the child comes first, the only possible error is ProcessLookupError, and the
-    return code is right.
+    """The signal or the end of the child may come first. In both cases the only possible error is ProcessLookupError,
+    and the return code is right.
     """
     for number in range(40):
         process = await asyncio.create_subprocess_exec(*sh("exit 7"))

@@ -114,7 +114,7 @@ async def test_start_new_session(loop):
 @pytest.mark.parametrize("how", ["exec", "shell"])
 async def test_text_and_buffering_are_refused(loop, how, option, value):
     def factory():
-        raise AssertionError("the protocol is made after the arguments were checked")
+        raise AssertionError("the factory was called before the arguments were checked")
 
     if option == "shell":
         value = how == "exec"

@@ -93,7 +93,7 @@ def test_an_unknown_processor_builds(tmp_path: Path) -> None:
     crate = tmp_path / "arch.rs"
     module = (ARCH / "mod.rs").read_text(encoding="utf-8")
     module = "".join(f"{line}\n" for line in module.splitlines() if not line.startswith("//!"))
-    # No condition on the processor is true any more, so mod.rs uses none.rs.
+    # This makes every condition on the processor false, so mod.rs uses none.rs.
     module = module.replace("target_arch =", "target_env =")
     crate.write_text(
         f"pub mod arch {{\n{module}\n"

@@ -1,4 +1,4 @@
-"""The fixtures of all tests: a test that hangs fails alone, and what a test leaves behind fails that test."""
+"""The fixtures of all tests: a test that hangs does not stop the others, and a test that leaves things behind fails."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-# The first test compiles pyo3. Tests that run in parallel wait for each other.
+# The limit is long, because the first test compiles pyo3, and tests that run in parallel wait for each other.
 pytestmark = pytest.mark.watchdog(900)
 
 ROOT = Path(__file__).resolve().parents[2]

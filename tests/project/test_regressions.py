@@ -21,7 +21,7 @@ def functions(path: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def problems_with(test: str) -> Iterator[str]:
-    """Yield the problems of a test id: no such file, no such function, or a test that excuses grapeshot."""
+    """Yield the problems of a test id: no such file, no such test, or a test that grapeshot may fail."""
     name, _, function = test.partition("::")
     path = ROOT / name
     if not path.is_file():

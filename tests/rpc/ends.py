@@ -16,7 +16,7 @@ from grapeshot import rpc
 
 
 class Methods:
-    """The methods that the tests call. Some note when they begin, end and are cancelled."""
+    """The methods that the tests call. Some record that they have begun, ended or been cancelled."""
 
     def __init__(self) -> None:
         self.begun: list[Any] = []

@@ -103,7 +103,7 @@ async def test_the_deadline_ends_both_sides(loop):
 
 
 async def test_the_server_ends_a_call_by_its_own_clock(loop):
-    """The client sends no cancellation, as if it had stopped: the server knows the deadline only from the request."""
+    """The client sends no cancellation, as if it had stopped. The server knows the deadline from the request."""
     async with ends() as both:
         client = both.client()
         await client.connect()

@@ -16,9 +16,9 @@ from support import HOST, coro_is_available, run_script, until
 from grapeshot import rpc
 
 MAX_CREDIT = 2**20
-# The limits per iteration of the loop: 128 items of a stream, and 1,024 items of all streams of a connection. The time
-# limit for packets is checked after every 512 bytes. In the tests that set this limit to 0, the first check starts the
-# clock, and the second one ends the turn. A packet has more than 10 bytes.
+# The limits per iteration of the loop: 128 items of a stream, and 1,024 items of all streams of a connection. Packets
+# have a time limit, which is checked after every 512 bytes. In the tests that set this limit to 0, the first check
+# starts the clock and the second one ends the turn, so a turn handles 1,024 bytes. A packet has more than 10 bytes.
 MAX_ITEMS = 128
 MAX_SHARED = 1024
 MAX_PACKETS = 2 * 512 // 10

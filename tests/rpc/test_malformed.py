@@ -99,8 +99,9 @@ def slots_of(key: int, size: int) -> Iterator[int]:
 
 
 async def test_integer_keys_that_make_a_dict_slow_are_refused(loop):
-    # The first keys take 60 % of the slots, in the order in which a dict probes slots. The other 900 keys meet only
-    # taken slots, and then have to follow the same order to find a free one.
+    # A dict probes the slots in a fixed cycle. The first keys take 60 % of the slots, which follow each other in this
+    # cycle. For each of the other 900 keys, the dict first finds only taken slots, and then has to follow the cycle to
+    # the first free one.
     size, last = 2**14, 1
     taken = {last: None}
     while len(taken) < size * 6 // 10:

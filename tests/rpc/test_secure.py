@@ -82,7 +82,7 @@ async def test_a_handshake_that_does_not_begin_is_ended_after_the_time_for_a_hel
             try:
                 assert await reader.read() == b""
             except ConnectionResetError:
-                pass  # also an end: the loop may abort a handshake that takes too long
+                pass  # a loop may abort the connection if the handshake takes too long
             writer.close()
 
 

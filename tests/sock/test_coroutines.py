@@ -495,7 +495,7 @@ def test_an_abandoned_wait_is_collected(new_loop, pair):
 @pytest.mark.skip_on(asyncio="the loop refers to the buffer", uvloop="the loop refers to the buffer")
 async def test_a_wait_is_collected_in_another_thread(loop, pair):
     """In a free-threaded build, the other thread must not change the loop's table of descriptors, because the loop may
-    be using it. The wait then stays in the table, and its next event has no effect.
+    be using it. So the wait stays in the table, and its next event has no effect.
     """
 
     class Buffer(bytearray):

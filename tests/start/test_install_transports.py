@@ -1,4 +1,4 @@
-"""`grapeshot.install(transports=True)`: libraries that call aiofastnet use the loop's own transports on our loops."""
+"""`grapeshot.install(transports=True)`: on grapeshot's loops, aiofastnet's functions make the loop's transports."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ async def waiting(loop, awaitable):
 
 async def connection(api, loop, handler=None, **options):
     """Open a TCP connection; return (reader, writer) of the client and (reader, writer) of the server. With `handler`,
-    the handler gets the latter two, and None is returned in their place. The server no longer listens.
+    the handler gets the latter two, and None is returned in their place. The server is closed before this returns.
     """
     accepted = loop.create_future()
     server = await api.start_server(handler or (lambda *ends: accepted.set_result(ends)), HOST, 0, **options)

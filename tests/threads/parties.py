@@ -1,7 +1,7 @@
 """Tasks, coros and real threads that run the same async function.
 
-A task of a loop awaits the queue's methods for tasks. A coro or thread calls the blocking methods, so that the async
-function is never suspended, and `drive` can run it.
+In a task, the async function awaits the queue's methods for tasks. In a coro or a thread, it calls the blocking
+methods. There it is never suspended, so `drive` can run it without a loop.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class InTask:
 
 
 class InThread:
-    """The same in a real thread."""
+    """What the async function calls in a real thread."""
 
     @staticmethod
     async def get(queue):
@@ -90,7 +90,7 @@ class InThread:
 
 
 class InCoro(InThread):
-    """The same in a coro. `get_within` interrupts the wait of the coro."""
+    """What the async function calls in a coro. `get_within` interrupts the wait of the coro."""
 
     @staticmethod
     async def get_within(queue, seconds):

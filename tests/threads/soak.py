@@ -388,7 +388,7 @@ def drive(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 class Stay:
-    """One loop and its workers, from the start of the loop to its end; or the same for one real thread."""
+    """One loop and its workers, from the start of the loop to its end. Or a real thread that does its jobs in turn."""
 
     def __init__(self, world: World, seed: str, kind: str, *, is_permanent: bool) -> None:
         self.world, self.kind, self.is_permanent = world, kind, is_permanent
@@ -422,8 +422,8 @@ class Stay:
         except CLOSED:
             pass
         except BaseException as error:
-            # A worker may end in this way when its loop is closed. RuntimeError: in a thread that is ending, no loop
-            # runs, so asyncio's functions do not find one.
+            # A worker may end with one of these exceptions when its loop is closed. The RuntimeError comes from
+            # asyncio's functions if the thread of the worker is ending: no loop runs there any more.
             is_end = isinstance(error, asyncio.CancelledError | GeneratorExit | Injected) or (
                 isinstance(error, RuntimeError) and "event loop" in str(error)
             )
@@ -699,7 +699,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="rounds at the same time, each with about ten threads")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--forks", type=float, default=0.1, help="how likely each possible fork is")
-    parser.add_argument("--mixed", action="store_true", help="use both ways to move stacks")
+    parser.add_argument("--mixed", action="store_true", help="use both ways to evict stacks, lazy and always")
     parser.add_argument("--no-coros", dest="has_coros", action="store_false", help="only tasks and real threads")
     options = parser.parse_args(arguments)
     if not options.seconds and not options.rounds:

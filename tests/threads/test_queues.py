@@ -239,7 +239,7 @@ def test_immediate_shutdown_drops_items_and_ends_joins(kind):
 
 
 def test_a_task_whose_loop_is_closed_is_passed_over():
-    """Its item goes to the next waiter."""
+    """The item that the task would have got goes to the next waiter."""
     for factory in (grapeshot.new_event_loop, asyncio.SelectorEventLoop):
         shared = threads.Queue()
         loop = factory()
@@ -254,7 +254,7 @@ def test_a_task_whose_loop_is_closed_is_passed_over():
 @with_coros
 @pytest.mark.parametrize("factory", [grapeshot.new_event_loop, asyncio.SelectorEventLoop])
 def test_a_task_whose_loop_is_closed_has_nothing_to_give_back(factory):
-    """Otherwise the item that went to the next waiter would be taken back when the coroutine is closed."""
+    """When the coroutine of the task is closed, the next waiter keeps the item that it got in the task's place."""
     from grapeshot import coro
 
     shared = threads.Queue()
@@ -279,7 +279,7 @@ def test_a_task_whose_loop_is_closed_has_nothing_to_give_back(factory):
 
 @with_coros
 def test_a_fork_while_an_item_is_promised():
-    """In the child, nobody else can take the item."""
+    """The coro that the item is promised to cannot run in the child, so the child can take the item."""
     out = run_script(
         None,
         """

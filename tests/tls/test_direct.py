@@ -125,7 +125,7 @@ def make_others(_incoming, _outgoing, made):
 @pytest.mark.parametrize("change", [do_nothing, begin_handshake, make_others])
 @pytest.mark.parametrize("side", SIDES)
 async def test_a_context_with_a_wrap_bio_of_its_own(loop, side, change):
-    """Such a `wrap_bio` may use the BIOs before the transport does, and make further objects."""
+    """The `wrap_bio` of a context class may use the BIOs before the transport does, and make further objects."""
     context = Replacing(ssl.PROTOCOL_TLS_SERVER if side == "server" else ssl.PROTOCOL_TLS_CLIENT)
     context.change = change
     if side == "server":
@@ -146,7 +146,7 @@ LEAK = "_ssl keeps the exception, whose frames lead to the task of the test"
 
 @pytest.mark.leaks_on(grapeshot=LEAK, asyncio=LEAK)
 async def test_a_message_callback_that_raises_ends_the_connection(loop):
-    """The call that reads from OpenSSL raises the exception, as in asyncio."""
+    """The call that reads from OpenSSL raises the exception of the callback, as in asyncio."""
     raising, reported = [], []
     loop.set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
 

@@ -219,8 +219,8 @@ class Views(BufferedRecorder):
 @pytest.mark.parametrize("kind", [Recorder, Views])
 @pytest.mark.parametrize("count", [1, 3, 20])
 async def test_records_that_hold_more_than_their_length(loop, kind, count):
-    """With compression in TLS 1.2, a record may hold more data than its length. Few builds of OpenSSL compress, so a
-    subclass of SSLObject imitates this.
+    """With compression in TLS 1.2, the data of a record may be longer than the record itself. Few builds of OpenSSL
+    compress, so a subclass of SSLObject imitates this.
     """
 
     class Expanding(ssl.SSLObject):

@@ -1,4 +1,4 @@
-"""Post-handshake messages. Python's ssl cannot send them, so the openssl program does."""
+"""Key updates and renegotiation. Python's ssl cannot start them, so the openssl program does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no open
 
 
 class Client:
-    """Runs openssl s_client. A line of its input is data, or a command if it is a single letter."""
+    """Runs openssl s_client. A line of its input is data, or a command if it begins with a command's letter."""
 
     def __init__(self, address, version, folder):
         authority_file = folder / "authority.pem"

@@ -1,4 +1,4 @@
-"""Reentrant calls: the protocol closes in a callback when the end of the peer's stream has already arrived, and
+"""Reentrant calls: a callback closes the transport when the end of the peer's stream has already arrived, and
 OpenSSL's message callback writes or closes while data is encrypted.
 """
 
@@ -41,7 +41,7 @@ class BufferedCloses(BufferedRecorder):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("factory", "messages"),
-    # The case of several records into a buffer is missing, because asyncio's shutdown would fail in it with
+    # The case of several records into a buffer is missing, because asyncio's shutdown would fail there with
     # APPLICATION_DATA_AFTER_CLOSE_NOTIFY.
     [(Closes, (b"x",)), (BufferedCloses, (b"x",)), (Closes, (b"x" * 16384, b"y" * 16384, b"z"))],
     ids=["one record", "one record into a buffer", "several"],

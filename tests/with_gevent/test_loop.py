@@ -577,7 +577,7 @@ def test_a_forked_child_that_closes_a_socket_leaves_the_parents_alone():
 
 
 def test_an_event_that_is_over_fires_no_watcher():
-    """The watcher that fires first reads all data, and stops and restarts the other watcher, which must not fire."""
+    """The watcher that fires first reads all data, and stops and restarts the other one, which must then not fire."""
     check(
         """
         loop, fired = gevent.get_hub().loop, []
@@ -727,7 +727,7 @@ except ImportError:
     other = asyncio
 hub = gevent.get_hub()
 def woken(function, *args):
-    '''Call a function in a greenlet that has waited for a descriptor, so that no tracer sees the switch to it.'''
+    '''Call a function in a greenlet that has waited for a descriptor. No tracer sees the switch to such a greenlet.'''
     def call():
         near, far = socket.socketpair()
         with near, far:
@@ -794,7 +794,9 @@ def test_a_woken_greenlet_runs_a_loop():
 
 
 def test_a_woken_greenlet_switches_to_another_that_runs_a_loop():
-    """No tracer sees the direct switch, so the hub has to find out which greenlet has started the loop."""
+    """The woken greenlet switches to another greenlet directly, not through the hub. No tracer sees this switch, so the
+    hub has to find out which of the two greenlets has started the loop.
+    """
     out = run_woken(
         """
         def directly(function, *args):

@@ -32,7 +32,8 @@ pytestmark = [
 LOOPS = {"grapeshot": "grapeshot.gevent.Loop", "libev": "libev-cext"}
 CAP_S = 60
 
-# The programs import this module. `check_loop` fails if gevent does not run on the loop that the test asks for.
+# The module `common`, which the programs import. Its `check_loop` fails if gevent does not run on the loop that the
+# test asks for.
 COMMON = """
 import os
 import gevent
@@ -94,7 +95,7 @@ def programs(request: pytest.FixtureRequest, tmp_path: Path) -> Programs:
 
 
 def finish(program: Process) -> None:
-    """Wait for the end of a program that must have had no errors."""
+    """Wait for the end of a program, and check that it had no errors."""
     code = program.process.wait(CAP_S)
     program.finish()  # reads the rest of its output
     text = "\n".join(program.output)
@@ -103,8 +104,8 @@ def finish(program: Process) -> None:
 
 
 class Site(ThreadingHTTPServer):
-    """A server that replies with the path, and counts requests and connections. It replies to /meet when `together`
-    such requests wait.
+    """A server that replies with the path, and counts requests and connections. It replies to requests for /meet only
+    when `together` of them wait.
     """
 
     request_queue_size = 128

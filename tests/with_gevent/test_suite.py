@@ -38,7 +38,7 @@ DIFFERENT = {
         "test_closing_object_while_polling": "the descriptor is polled once more before it is closed",
     },
 }
-# Modules that are one script, which ends at the difference.
+# Modules that are not run. Each is a single script, which would stop at the line that fails here.
 DIFFERENT_SCRIPTS = {"test__environ": "expects the name of one of libev's or libuv's backends in `loop.backend`"}
 LIMIT_S = 240
 

@@ -1,5 +1,5 @@
-//! Checks that socket addresses give back their parts, and that the text of IPv6 addresses and the acceptance of Unix
-//! names agree with the standard library.
+//! Checks that a socket address returns the parts that it was made from. Also checks that the standard library parses
+//! the text of an IPv6 address back to the same address, and that it accepts the same Unix names as this crate.
 #![no_main]
 
 use std::net::Ipv6Addr;
@@ -14,7 +14,7 @@ use libfuzzer_sys::fuzz_target;
 enum Input<'a> {
     V4([u8; 4], u16),
     V6([u8; 16], u16, u32, u32),
-    /// An IPv6 address that is mostly zeros, because the text of such addresses is shortened.
+    /// An IPv6 address that is mostly zeros. Its text is shortened.
     Sparse(u16, u8, u16, u8),
     Unix(&'a [u8]),
 }

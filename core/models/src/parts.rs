@@ -44,7 +44,7 @@ impl AtomicBool {
     }
 
     /// # Errors
-    /// The value, if it is not `current`.
+    /// Returns the actual value if the exchange failed, for example because the value is not `current`.
     pub fn compare_exchange_weak(
         &self,
         current: bool,

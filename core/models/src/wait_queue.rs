@@ -31,7 +31,7 @@ pub struct Coro {
     /// Whether `WaitNode::queue` is set. (There is only one queue.)
     is_queued: AtomicBool,
     is_granted: Cell<bool>,
-    /// How many entries the ready queue and the inbox of its loop have for it.
+    /// How many entries the coro has in its loop's ready queue and inbox.
     entries: AtomicUsize,
 }
 

@@ -41,7 +41,8 @@ struct Loop<T: Send> {
 impl<T: Send> Loop<T> {
     fn new() -> Arc<Self> {
         let inbox = Inbox::new();
-        assert!(inbox.is_empty() && !inbox.claim_wake()); // the first use, which makes loom's types: see `parts`
+        // loom's objects in the inbox are created at their first use: here, before other threads see them (`parts`).
+        assert!(inbox.is_empty() && !inbox.claim_wake());
         Arc::new(Self {
             inbox,
             waker: Waker {

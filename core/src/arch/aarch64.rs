@@ -5,7 +5,8 @@
 //!   `prepare` gives them. The instructions are in separate files to make that possible.
 //! - `.ci/aarch64` runs some of the Python tests, including tests of coros, on a whole CPython.
 //!
-//! A test also has clang assemble the instructions for Apple systems. They were **never run** there, nor on FreeBSD.
+//! A test also assembles the instructions with clang for Apple systems. They were **never run** on Apple systems or on
+//! FreeBSD.
 //!
 //! A suspended stack, growing down:
 //!

@@ -89,8 +89,8 @@ impl<T> FdTable<T> {
         (token(index, generation), earlier.map(|entry| entry.value))
     }
 
-    /// Gives the registration of `fd` a new token, so that the earlier one finds nothing from now on. Returns the new
-    /// token, or `None` if `fd` is not registered.
+    /// Gives the registration of `fd` a new token. The earlier token finds nothing from now on. Returns the new token,
+    /// or `None` if `fd` is not registered.
     pub fn renew(&mut self, fd: RawFd) -> Option<Token> {
         let index = usize::try_from(fd).ok()?;
         let generation = self.next_generation();

@@ -1,4 +1,4 @@
-//! The inbox: other threads pass items to the loop, and one of them wakes it.
+//! The inbox: other threads pass items to the loop, and wake it if it sleeps.
 //!
 //! It makes `call_soon_threadsafe` possible without a lock, and with one system call per sleep of the loop instead of
 //! one per call. Producers push from any thread, and the loop pops. Before the loop blocks, it calls

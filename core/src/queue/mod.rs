@@ -9,7 +9,7 @@
 //! | [`fd_table`] | the registration of each fd | table by fd, with generations |
 //! | [`read_size`] | how much the last reads of a socket returned | two bytes |
 //! | [`histogram`] | durations | counts in buckets that get wider |
-//! | [`records`] | the position in a stream of TLS records | a header, and how much of its body is missing |
+//! | [`records`] | the position in a stream of TLS records | a header, and how much of the record's body is missing |
 //!
 //! All of them belong to the loop's thread, with three exceptions: any thread may call [`inbox::Inbox::push`] and
 //! [`inbox::Inbox::claim_wake`], any thread may read a [`histogram`], and a thread that has the GIL may push to the

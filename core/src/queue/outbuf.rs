@@ -1,9 +1,9 @@
 //! The chunks of a stream that are still to be written.
 //!
-//! An `OutBuf` holds the data that a transport could not send at once, or that it holds back to send it with later
-//! data, and offers it to `writev`. It keeps the chunks that it was given and does not copy bytes. The first chunk is
-//! stored inline, so the usual single write does not allocate. An `OutBuf` itself takes three words and the size of one
-//! optional chunk.
+//! An `OutBuf` holds the data that a transport could not send at once, or that the transport holds back to send it with
+//! later data. The buffer offers this data to `writev`. It keeps the chunks that it was given and does not copy bytes.
+//! The first chunk is stored inline, so the usual single write does not allocate. An `OutBuf` itself takes three words
+//! and the size of one optional chunk.
 //!
 //! ```text
 //!   front [ sent | to be sent ]   then   rest [ chunk ] [ chunk ] ...
@@ -133,9 +133,9 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         unsafe { std::slice::from_raw_parts(out.as_ptr().cast(), filled) }
     }
 
-    /// Records that the first `n_bytes` bytes are written, at most [`Self::len_bytes`]. While the buffer is borrowed,
-    /// calls `dropped` with each chunk that is completely written. So `dropped` may drop the chunk only if that cannot
-    /// run foreign code; otherwise it must store the chunk.
+    /// Records that the first `n_bytes` bytes are written; `n_bytes` is at most [`Self::len_bytes`]. Calls `dropped`
+    /// with each chunk that is completely written. The buffer is borrowed during these calls, so `dropped` may drop the
+    /// chunk only if that cannot run foreign code; otherwise it must store the chunk.
     #[inline]
     pub fn advance(&mut self, n_bytes: usize, dropped: &mut impl FnMut(C)) {
         debug_assert!(n_bytes <= self.len_bytes, "more was written than there is");
@@ -265,8 +265,8 @@ mod tests {
 
     #[test]
     fn is_small() {
-        // A `Vec` has three words, and a spare value for `None`. The chunks that transports use (a pointer to a Python
-        // object) take less, even though they have no such spare value.
+        // An optional `Vec` takes three words, because a `Vec` has a niche for `None`. The chunks that transports use
+        // have no niche. But they are only pointers to Python objects, so an optional one still takes less.
         assert!(size_of::<OutBuf<Box<[u8]>>>() <= 48);
         assert!(size_of::<OutBuf<Vec<u8>>>() <= 48);
     }

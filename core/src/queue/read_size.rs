@@ -3,9 +3,8 @@
 //! A small or irregular read goes into a scratch buffer, and is then copied into an object of exactly its size. Reads
 //! of 8 to 256 KiB that always have about the same size go directly into an object of that size, which saves the copy.
 //! Such direct reads begin only after several reads in a row for which the same size of object is suitable. If a single
-//! unusual read could choose the size, the next message could get an object that is too small, and arrive in pieces. A
-//! caller that chooses the size of the object itself needs only one earlier read of a suitable size
-//! ([`ReadSize::suits`]).
+//! unusual read could choose the size, the next message could get an object that is too small, and arrive in pieces. If
+//! the caller chooses the size of the object, one earlier read of a suitable size is enough ([`ReadSize::suits`]).
 //!
 //! A [`ReadSize`] belongs to the loop's thread.
 

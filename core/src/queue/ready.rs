@@ -136,9 +136,9 @@ impl<T> ReadyQueue<T> {
     /// Called when a large ring becomes empty. Gives memory back some time after the end of a burst.
     #[cold]
     fn note_drained(&mut self) {
-        // The number of elements that were pushed since the ring was last empty. (If the ring has grown since: the
-        // elements that it had when it last grew, and those that were pushed later.) Since then, the ring has never
-        // had more elements than this.
+        // How many elements were pushed since the ring was last empty. If the ring has grown since: how many it had
+        // when it last grew, plus how many were pushed later. In both cases this is at least the largest number of
+        // elements that the ring has had since it was last empty.
         let used = self.tail.wrapping_sub(self.drained_at);
         self.drained_at = self.tail;
         if used >= self.ring.len() / 4 {

@@ -33,13 +33,13 @@ pub struct Framing {
     body_len: u16,
     /// How many bytes of the body have not arrived yet.
     missing_len: u16,
-    /// The stream has bytes that are not a TLS record. From there on all bytes go to OpenSSL at once, and OpenSSL
-    /// reports the error.
+    /// Whether the stream has had bytes that are not a TLS record. All bytes from there on go to OpenSSL at once, and
+    /// OpenSSL reports the error.
     is_broken: bool,
 }
 
 impl Framing {
-    /// Processes `data`, the next bytes of the stream, and counts the records that they complete. The body of each
+    /// Processes `data`, the next bytes of the stream, and counts the records that `data` completes. The body of each
     /// record has at least `overhead_len` bytes in addition to its plaintext.
     #[inline]
     pub fn advance(&mut self, mut data: &[u8], overhead_len: usize) -> Counted {

@@ -148,8 +148,8 @@ impl<T> TimerHeap<T> {
     /// The earliest deadline of a timer in the array that has no slack or was not examined, or `wake_ns` if that is
     /// earlier.
     fn wake_when_of_heap(&self, mut wake_ns: u64, has_slack: impl Fn(&T) -> bool) -> u64 {
-        // The entries before `wake_ns` are a connected part of the tree that includes the root. They are examined
-        // level by level.
+        // The entries with deadlines before `wake_ns` are a connected part of the tree that includes the root. They
+        // are examined level by level.
         let mut indices = [0_usize; 1 + 2 * MAX_EXAMINED];
         let mut len = 1;
         let mut examined = 0;
@@ -162,7 +162,7 @@ impl<T> TimerHeap<T> {
                     indices[len + 1] = index * 2 + 2;
                     len += 2;
                 } else {
-                    // The children of this entry are not before it, so they need not be examined.
+                    // The children of this entry are not earlier, so they need not be examined.
                     wake_ns = entry.when_ns;
                 }
             }

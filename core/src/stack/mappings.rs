@@ -49,7 +49,8 @@ impl Budget {
     /// Takes `count` mappings.
     ///
     /// # Errors
-    /// If fewer mappings than the reserve would be left. The error has the numbers if the mappings were counted for it.
+    /// Fails if fewer mappings than the reserve would be left. The error has the numbers if this call counted the
+    /// mappings.
     pub(super) fn take(&self, count: usize) -> Result<(), Option<MappingUsage>> {
         let taken = self.taken.fetch_add(count, Ordering::Relaxed) + count;
         if taken <= self.granted.load(Ordering::Relaxed) {

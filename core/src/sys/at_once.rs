@@ -110,7 +110,7 @@ fn fallback_for(fd: RawFd, access: Access) -> io::Result<Option<Fallback>> {
     })
 }
 
-/// Calls with `RWF_NOWAIT`. They return `None` if the kernel does not support it for this kind of file.
+/// Calls with `RWF_NOWAIT`. They return `None` if the kernel does not support this flag for this kind of file.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod flagged {
     use std::io;

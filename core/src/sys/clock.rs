@@ -12,7 +12,8 @@ const MONOTONIC: libc::clockid_t = libc::CLOCK_UPTIME_RAW;
 #[cfg(not(target_vendor = "apple"))]
 const MONOTONIC: libc::clockid_t = libc::CLOCK_MONOTONIC;
 
-/// The value of the same clock at the kernel's last tick. It is up to some milliseconds old, and cheaper to read.
+/// A clock with the value that `MONOTONIC` had at the kernel's last tick. The value is up to some milliseconds old, and
+/// cheaper to read.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const COARSE: libc::clockid_t = libc::CLOCK_MONOTONIC_COARSE;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -132,8 +133,8 @@ mod tests {
             let took_ns = now_ns() - started_ns;
             (ticks() - started) as f64 / took_ns as f64
         };
-        // In some attempts another thread may run between the readings of the two clocks, so one good attempt is
-        // enough.
+        // An attempt also fails if another thread runs between the readings of the two clocks. So a failed attempt
+        // proves nothing, and one good attempt is enough.
         let is_steady = |_| (wait(2_000_000) / wait(8_000_000) - 1.0).abs() < 0.05;
         assert!((0..50).any(is_steady));
     }

@@ -112,8 +112,8 @@ impl WatchedGuards {
         Self { entry }
     }
 
-    /// Sets the owner of the stack above the guard with this index. A null pointer removes it. The owner must stay at
-    /// its address as long as it is set.
+    /// Sets the owner of the stack above the guard with this index. A null pointer removes the owner. An owner must
+    /// stay at its address as long as it is set.
     #[inline]
     pub fn set_owner(&self, index: usize, owner: *const c_void) {
         // SAFETY: entries are never freed.
@@ -199,7 +199,7 @@ impl FaultMessage {
 
 // ---- the handlers ----------------------------------------------------------------------------------------------
 
-/// The actions that were installed before, in the order of `SIGNALS`.
+/// The signal actions that were installed before this module's, in the order of `SIGNALS`.
 struct Previous([MaybeUninit<libc::sigaction>; SIGNALS.len()]);
 
 static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(ptr::null_mut());
@@ -239,9 +239,9 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
         let context_of = &mut *context.cast::<libc::ucontext_t>();
         if is_sent && interrupts_handler(context_of) {
             // faulthandler was enabled after this handler was installed, so its handler ran first. It has written its
-            // report and raised the signal again, and that signal has no fault address. So the signal is raised once
-            // more, and is blocked until faulthandler's handler has returned. It then interrupts the code that caused
-            // the fault, and the interrupted stack pointer is the same as at the fault.
+            // report and raised the signal again, and that signal has no fault address. So this handler raises the
+            // signal once more, and blocks it until faulthandler's handler has returned. The signal then interrupts the
+            // code that caused the fault, and the interrupted stack pointer is the same as at the fault.
             libc::sigaddset(&raw mut context_of.uc_sigmask, signal);
             libc::raise(signal);
             return;
@@ -389,7 +389,7 @@ impl AlternateStack {
 }
 
 fn stack(mapping: *mut c_void, flags: c_int) -> libc::stack_t {
-    // SAFETY: `stack_t` is plain data, for which all zeroes is a valid value.
+    // SAFETY: `stack_t` is plain data, and valid if all of its bytes are zero.
     let mut stack: libc::stack_t = unsafe { mem::zeroed() };
     stack.ss_sp = mapping.cast();
     stack.ss_size = ALTERNATE_LEN;

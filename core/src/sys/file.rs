@@ -98,7 +98,7 @@ pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Does the same as on Linux. These systems report how many bytes were sent even if the call was interrupted or would
+/// Does the same as on Linux if `count` is not 0. These systems report how many bytes were sent even if the call was interrupted or would
 /// block. In that case this function returns the number instead of the error, unless it is 0.
 #[cfg(any(target_vendor = "apple", target_os = "freebsd", target_os = "dragonfly"))]
 pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result<usize> {

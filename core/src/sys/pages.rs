@@ -98,8 +98,8 @@ pub(crate) unsafe fn discard(start: usize, len_bytes: usize) {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const GUARD_INSTALL: libc::c_int = 102;
 
-/// Makes each access to a range fault although the mapping allows access, without splitting the mapping (Linux 6.13).
-/// Returns false, and changes nothing, if the system cannot do that here.
+/// Makes every access to the range cause a fault, although the mapping still allows access. This does not split the
+/// mapping (Linux 6.13). Returns false, and changes nothing, if the system cannot do that here.
 ///
 /// # Safety
 /// The range belongs to a private anonymous mapping of the caller, and nothing uses it.
@@ -125,8 +125,8 @@ pub(crate) unsafe fn install_guard(start: usize, len_bytes: usize) -> io::Result
     }
 }
 
-/// Whether `install_guard` works in this process. A sandbox may accept advice that it does not know, so this checks
-/// that a page with a guard cannot be populated.
+/// Whether `install_guard` works in this process. A sandbox may accept advice that it does not know, and ignore it. So
+/// this checks that a page with a guard cannot be populated.
 pub(crate) fn has_guards() -> bool {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {

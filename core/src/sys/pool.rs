@@ -1,4 +1,4 @@
-//! Threads for calls that block: name lookups, and files where the kernel has no asynchronous calls. They know nothing
+//! Threads for calls that block: name lookups, and calls on files where there is no io_uring. The threads know nothing
 //! of Python, so they run without the GIL, and nobody waits for them at exit.
 //!
 //! ```text

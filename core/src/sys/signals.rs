@@ -29,7 +29,7 @@ pub struct SignalPipe {
 pub struct Arrived {
     /// The numbers, in the order of their arrival.
     pub numbers: Vec<u8>,
-    /// Whether the pipe may have been full, so that numbers were lost. Then the caller must find out in another way
+    /// Whether the pipe may have been full. Then numbers may be missing, and the caller must find out in another way
     /// which signals arrived.
     pub is_incomplete: bool,
 }

@@ -2,8 +2,8 @@
 //!
 //! `future_into_py` makes a Rust future awaitable in Python. The future runs on the tokio runtime, and its result comes
 //! back through `loop.call_soon_threadsafe`. `into_future` does the opposite: a Python coroutine becomes a task of the
-//! event loop, and a future that Rust can await. Both find the loop with the public `asyncio.get_running_loop`, so that
-//! they work with any loop. `demo.py` in the directory of this crate shows how to build and use it.
+//! event loop, and a future that Rust can await. Both find the loop with the public `asyncio.get_running_loop`, so they
+//! work with any loop. `demo.py` in the directory of this crate shows how to build and use the module.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ fn ask<'py>(py: Python<'py>, host: String, port: u16, line: String) -> PyResult<
 
 /// Calls the coroutine function with each of `values` concurrently, awaits all results in tokio, and returns their sum.
 ///
-/// The first exception is raised at once. The other calls continue until they end.
+/// The first exception is raised at once. It does not cancel the other calls.
 #[pyfunction]
 fn sum_of<'py>(py: Python<'py>, function: Py<PyAny>, values: Vec<i64>) -> PyResult<Bound<'py, PyAny>> {
     let locals = get_current_locals(py)?;

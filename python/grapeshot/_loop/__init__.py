@@ -40,7 +40,7 @@ else:
 
 
 def _is_debug_mode() -> bool:
-    """Whether a new loop starts in debug mode: ``-X dev``, or PYTHONASYNCIODEBUG in the environment (unless -E)."""
+    """Whether new loops start in debug mode: with ``-X dev``, or if PYTHONASYNCIODEBUG is set (``-E`` ignores it)."""
     if sys.flags.dev_mode:
         return True
     return not sys.flags.ignore_environment and bool(os.environ.get("PYTHONASYNCIODEBUG"))

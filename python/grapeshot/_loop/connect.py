@@ -245,7 +245,7 @@ async def _staggered(
     infos: list[dns.AddrInfo],
     delay_s: float,
 ) -> socket.socket | None:
-    """Race the attempts. Each starts when the previous one has failed, or ``delay_s`` seconds after that one started.
+    """Race the attempts. Each starts ``delay_s`` seconds after the previous one, or earlier if that one has failed.
 
         attempt 1  |--------------- still trying ----------x  cancelled, socket closed
         attempt 2         |--- refused

@@ -153,7 +153,7 @@ async def _first_socket(
     reuse_port: bool,
     allow_broadcast: bool,
 ) -> tuple[socket.socket, Any]:
-    """Return the socket of the first candidate that works, and the remote address if one is given, otherwise None.
+    """Return the socket of the first candidate that works, and its remote address (None if ``connects`` is false).
 
     If no candidate works, raise the OSError of the first one.
     """

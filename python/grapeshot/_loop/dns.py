@@ -1,4 +1,4 @@
-"""Name resolution: threads that use no Python look up names, and IP addresses are answered at once.
+"""Name resolution: native threads look up names, and IP addresses are answered at once.
 
 Names do not go to the default executor, so they do not wait behind other work there. The C library is asked in native
 threads of the process (``core/src/sys/resolver``), which do no other work, and for which the exit of the process does
@@ -61,7 +61,7 @@ def _own(function: Any, module: types.ModuleType) -> Any:
     return function if is_own(function, module) else object()
 
 
-# CPython's own functions, which a lookup in a native thread can replace.
+# CPython's own functions. Native threads look up names in their place.
 _NATIVE = {name: _own(_NATIVE_SOCKET.get(name), _socket) for name in ("getaddrinfo", "getnameinfo")}
 _ORIGINAL = {"getaddrinfo": _own(socket.getaddrinfo, socket), "getnameinfo": _NATIVE["getnameinfo"]}
 # The functions that grapeshot.coro.patch() puts into the socket module. They ask the native threads, too.
@@ -184,12 +184,12 @@ def set_dns_cache(loop: BaseLoop, ttl: float) -> None:
 
 
 def uses(function: Callable[..., Any]) -> None:
-    """Note that ``function``, which a program may find in the socket module, itself asks the native threads."""
+    """Record that ``function``, which a program may find in the socket module, itself asks the native threads."""
     _patched.append(function)
 
 
 def current(name: str) -> Callable[..., Any]:
-    """Return what the program has in the socket module under this name: maybe a replacement.
+    """Return the function of this name from the program's socket module. It may be a replacement.
 
     The name is looked up at each call, because programs and tests replace the function.
     """
@@ -303,12 +303,12 @@ def address_infos(answer: list[AddrInfo]) -> list[AddrInfo]:
 
 
 def _is_int(number: object) -> bool:
-    """Whether this fits into a C int."""
+    """Whether ``number`` is an int that fits into a C int."""
     return isinstance(number, int) and -(2**31) <= number < 2**31
 
 
 def _is_text(text: object) -> bool:
-    """Whether this is None or bytes without a null character."""
+    """Whether ``text`` is None, or bytes without a null character."""
     return text is None or (type(text) is bytes and 0 not in text)
 
 

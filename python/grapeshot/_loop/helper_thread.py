@@ -37,7 +37,7 @@ class HelperThread:
     def stop(self, timeout_s: float) -> None:
         """Tell the thread to end, and wait until it has ended, for at most ``timeout_s``. Call this only once.
 
-        The time limit is for a thread that the exiting interpreter has frozen: it never ends.
+        The time limit is needed because a thread that the exiting interpreter has frozen never ends.
         """
         self._stop.release()
         # The child of a fork does not have this thread, and the thread cannot wait for itself.

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 # Called with a loop that is about to close.
 before_close: Callable[[Any], None] | None = None
-# Called with a loop before a runner cancels its remaining tasks. Returns a handle, which the runner cancels afterwards.
+# Called with a loop before a runner cancels the loop's remaining tasks. Returns a handle, which the runner cancels
+# afterwards.
 watch_end: Callable[[Any], Any] | None = None
 # Called with a loop that the caller wants to run, or with None if the caller wants a new loop. If the caller is a coro
 # that hides its loop (coro/_hiding.py), returns a new loop that borrows the hidden one, and the caller uses this new

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 if hasattr(os, "register_at_fork"):
     # The native loop may hold back written data until the end of the current batch of steps. Without these hooks,
-    # parent and child would both send it.
+    # the parent and the child of a fork would both send that data.
     os.register_at_fork(before=_core._before_fork, after_in_child=_core._after_fork)
 
 # --- running --------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
     is_our_task = not asyncio.isfuture(future)
     awaited: asyncio.Future[_T] = asyncio.ensure_future(future, loop=loop)  # type: ignore[arg-type]
     if is_our_task:
-        # If the task is not done at the end, this function raises. A log entry about it would say nothing new.
+        # If the task is still pending at the end, this function raises. A log entry would say nothing new.
         awaited._log_destroy_pending = False  # type: ignore[attr-defined]
     awaited.add_done_callback(_stop_when_done)
     loop._awaited = awaited
@@ -161,7 +161,7 @@ _forgotten: list[object] = []
 
 
 def forget_parent(loop: BaseLoop) -> None:
-    """In the child of a fork: make the loop forget what the parent's loop does. The loop gets a poller of its own."""
+    """In the child of a fork: forget what the parent has scheduled and watches, and give the loop a new poller."""
     loop._forget_parent()
     if loop._asyncgens is not None:
         _forgotten.append(list(loop._asyncgens))
@@ -219,7 +219,7 @@ def _on_asyncgen_started(loop: BaseLoop, asyncgen: AsyncGenerator[Any, Any]) -> 
 
 
 def _on_asyncgen_dropped(loop: BaseLoop, asyncgen: AsyncGenerator[Any, Any]) -> None:
-    # This runs in the thread that dropped the last reference, which may not be the loop's.
+    # This runs in the thread that dropped the last reference. It may be another thread than the loop's.
     if loop._asyncgens is not None:
         loop._asyncgens.discard(asyncgen)
     if not loop.is_closed():

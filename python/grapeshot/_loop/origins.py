@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from .base import BaseLoop
 
-# Name and spawn site of the coro that this code runs in, or that started the current task, directly or through other
-# tasks.
+# The name and the spawn site of the current coro. In a task: of the coro that started the task, directly or through
+# other tasks.
 _coro: contextvars.ContextVar[tuple[str, str | None]] = contextvars.ContextVar("grapeshot coro")
 
 _NOT_OF_THE_PROGRAM = (
@@ -84,7 +84,7 @@ def origin_of(loop: Any, thing: Any) -> str | None:
 
 
 def note_coro(co: Any) -> None:
-    """Record, in ``co`` and in its context, where it is being started. Only ``Coro._note_origin`` calls this."""
+    """Record, in ``co`` and in its context, where ``co`` is spawned. Only ``Coro._note_origin`` calls this."""
     frame = sys._getframe(2)
     co._source_traceback = format_helpers.extract_stack(frame)
     context = co.get_context()

@@ -49,5 +49,6 @@ def _find_peer_function() -> Callable[[socket.socket], int] | None:
     return _xucred if system.startswith(("darwin", "freebsd", "dragonfly")) else None
 
 
-# A function that returns the effective uid of the process at the other end, or None on a system that cannot tell it.
+# A function that returns the effective uid of the process at the other end. On a system that cannot tell it, this is
+# None instead of a function.
 peer_uid = _find_peer_function()

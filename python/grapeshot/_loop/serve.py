@@ -165,7 +165,7 @@ class Server(asyncio.Server):
         """Wait until the server is closed and its last connection has ended, as in asyncio from Python 3.12 on.
 
         On Python 3.11 this returns at once if the server is already closed, as in that version's asyncio. Programs
-        written for that version close a server while idle connections are still open.
+        written for that version may close a server while idle connections are open, and would wait for these forever.
         """
         if self._waiters is None or (self._sockets is None and not _WAITS_FOR_CONNECTIONS):
             return
@@ -289,8 +289,8 @@ async def serve(
 ) -> Server:
     """Return a :class:`Server` on bound sockets. With ``start_serving`` it is already accepting.
 
-    The server calls ``on_closed`` after it has closed its sockets. If it cannot start, the sockets are closed if
-    ``is_ours`` is true; otherwise they stay open and belong to the caller.
+    The server calls ``on_closed`` after it has closed its sockets. If the server cannot start, it closes the sockets
+    only if ``is_ours`` is true; otherwise they stay open and belong to the caller.
     """
     for sock in sockets:
         sock.setblocking(False)

@@ -111,8 +111,8 @@ def remove_all(loop: BaseLoop) -> None:
 def signals_arrived(loop: BaseLoop, numbers: bytes, is_incomplete: bool) -> None:
     """Schedule the handler of every signal in ``numbers``, which the native loop has read from its pipe.
 
-    ``is_incomplete`` means that the pipe may have been full, so that numbers were lost. The Python handler has noted
-    these signals anyway, and their callbacks are scheduled once.
+    ``is_incomplete`` means that the pipe may have been full, so numbers may have been lost. The Python handler has
+    recorded them too, so the handler of each lost signal is scheduled, but only once.
     """
     for sig in numbers:
         _schedule(loop, sig)

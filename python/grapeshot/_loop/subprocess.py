@@ -4,11 +4,11 @@
                                                     |
                                          SubprocessTransport
                                                     |- one pipe transport per PIPE among stdin, stdout, stderr
-                                                    '- the child's end, reported by the native loop (pidfd, no SIGCHLD)
+                                                    '- the child's exit, reported by the native loop (pidfd, no SIGCHLD)
 
 ``Popen`` starts the child with ``vfork`` where it can. That costs the parent little, however much memory it has, and
-runs no at-fork hooks. With a ``preexec_fn``, which is Python code that runs between fork and exec, the parent has to
-wait for the child. Such a child is started in a helper thread, so that the loop is not blocked.
+runs no at-fork hooks. If there is a ``preexec_fn``, the child calls this Python function between fork and exec, and
+``Popen`` waits until it has returned. Such a child is started in a helper thread, so that the loop is not blocked.
 
 Where versions of asyncio differ, this module behaves like the newest one on all Python versions: ``wait()`` returns
 when the process has ended, even if its pipes are still open elsewhere, and no signal is sent to a process that has

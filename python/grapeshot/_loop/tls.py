@@ -73,9 +73,9 @@ def make_transport(
     server_hostname: str | None = None,
     below: asyncio.WriteTransport | None = None,
 ) -> _core.SSLTransport:
-    """Return a TLS transport for ``protocol``. The caller sets it as the protocol of the transport below.
+    """Return a TLS transport for ``protocol``. The caller makes this TLS transport the protocol of the transport below.
 
-    ``below`` is the transport below if the connection is already open. In that case, ``connection_made`` of
+    If the connection is already open, ``below`` is the transport below. In that case, ``connection_made`` of
     ``protocol`` was called before, and the protocol's methods are called in the context of the connection.
     """
     context = context_of(ssl_argument, server_side, server_hostname)
@@ -146,8 +146,8 @@ def start_accepting(loop: BaseLoop, transport: asyncio.Transport, waiter: asynci
 
     Without a waiter, the task ends with its first step.
 
-    A program that cancels all tasks, including the task that serves the connection, also cancels this task. That
-    closes the connection.
+    If a program cancels all tasks, including the task that serves the connection, it also cancels this task. Then the
+    connection is closed.
     """
     task = loop.create_task(_accepted(waiter))
     task.add_done_callback(functools.partial(_close_if_cancelled, transport))
@@ -192,8 +192,8 @@ async def start_tls(
     As in asyncio, it returns None if ``transport`` was closed before the handshake could begin.
 
     ``transport`` may be any transport with ``_start_tls_compatible``, including a TLS transport. If a server's
-    StreamReader has already received a part of the handshake, that is passed on. ``connection_made`` of ``protocol`` is
-    not called a second time.
+    StreamReader has already received a part of the handshake, that part is passed on. ``connection_made`` of
+    ``protocol`` is not called a second time.
 
     Raises:
         TypeError: ``sslcontext`` is not an ``ssl.SSLContext``, or ``transport`` does not support start_tls.
@@ -240,7 +240,7 @@ async def start_tls(
 def _take_received(protocol: asyncio.StreamReaderProtocol, above: _core.SSLTransport) -> None:
     """Move the data in the StreamReader's buffer to the TLS transport.
 
-    It is the beginning of the handshake, which a client may send together with its request to start TLS.
+    This data is the beginning of the handshake: a client may send it together with its request to start TLS.
     """
     reader: Any = protocol._stream_reader  # type: ignore[attr-defined]
     if reader is not None and reader._buffer:

@@ -1,6 +1,6 @@
 """The event loop policy, for the Python versions that have policies (up to 3.15).
 
-It is imported on the first use of ``grapeshot.EventLoopPolicy`` or ``grapeshot.install()``. Importing it raises
+The first use of ``grapeshot.EventLoopPolicy`` or ``grapeshot.install()`` imports this module. The import raises
 ImportError if this Python's asyncio has no policies.
 """
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def prepare(arguments: list[str]) -> Program | None:
     """Set ``sys.argv`` and ``sys.path`` as the interpreter would; return a function that runs the program.
 
-    The function takes the namespace to run the program in. Returns None if the arguments name no program. Ends this
-    process with status 2 if the file cannot be read.
+    That function takes the namespace to run the program in. If the arguments name no program, return None instead. If
+    the file cannot be read, end this process with status 2.
     """
     if not arguments:
         return None
@@ -185,7 +185,7 @@ def end(outcome: BaseException | None) -> None:
     if isinstance(outcome, SystemExit):
         sys.exit(outcome.code)
     if isinstance(outcome, KeyboardInterrupt):
-        # Raising it makes the interpreter end by the signal, as usual. It was printed already, so hide it now.
+        # Raising the exception makes the interpreter end by the signal, as usual. It was printed before: hide it now.
         sys.excepthook = lambda *_: None
         raise outcome
     if outcome is not None:

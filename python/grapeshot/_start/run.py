@@ -50,17 +50,17 @@ def run(main: Any, *, debug: bool | None = None, threads: int | None = None, res
     With ``threads``, ``main`` is an async function without arguments. It is called in this thread and in
     ``threads - 1`` new ones, each with a loop of its own, and the results come back as a list. On a free-threaded
     Python the threads run at the same time. If ``main`` raises in one of them, it is cancelled in the others, and the
-    exception is raised here when all have ended. Ctrl-C, or any other exception that leaves the loop of this thread,
-    ends all of them in the same way. With ``restart``, an :class:`Exception` that ``main`` raises ends nothing: its
-    thread logs it and calls ``main`` again, after a delay of 0.1 to 5 seconds.
+    exception is raised here when all have ended. Ctrl-C, or an exception that leaves the loop of this thread, ends all
+    of them in the same way. With ``restart``, an :class:`Exception` that ``main`` raises ends nothing: its thread logs
+    it and calls ``main`` again, after a delay of 0.1 to 5 seconds.
 
     Raises:
         RuntimeError: another event loop is running in this thread, or no more threads can be started.
         TypeError: ``threads`` is not an integer, or is given and ``main`` is not a function; or ``restart`` is true
             without ``threads``.
         ValueError: ``threads`` is less than 1.
-        TypeError, ValueError: this Python's :class:`asyncio.Runner` cannot run ``main``. Which awaitables besides
-            coroutines it accepts, and which error it raises, depends on the Python version.
+        TypeError, ValueError: this Python's :class:`asyncio.Runner` cannot run ``main``. The Python version
+            decides which awaitables besides coroutines it accepts, and which error it raises.
 
     Source: :class:`asyncio.Runner` (Python 3.11+) with :func:`new_event_loop` as its loop factory.
     """

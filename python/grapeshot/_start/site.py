@@ -2,7 +2,7 @@
 
 At each start, the interpreter executes the lines of .pth files that begin with ``import`` (Python 3.18 will not: PEP
 829). Our file has a single line, which checks the environment variable and, if it is set, executes the source text of
-``startup.py``. That text is part of the line, so it causes no error after grapeshot was uninstalled.
+``startup.py``. That text is part of the line, so the line causes no error after grapeshot was uninstalled.
 
 Source: the documentation of the module ``site``.
 """

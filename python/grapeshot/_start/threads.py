@@ -60,7 +60,8 @@ class Threads:
         self._debug = debug
         self._restart = restart
         self._others = [_Other(self, number) for number in range(2, count + 1)]
-        # Tells threads that have not begun yet to end. It is set before the others are cancelled.
+        # Whether main() is no longer to be called in threads that have not called it yet. Set before the other threads
+        # are cancelled.
         self.is_over = False
 
     async def run(self) -> list[Any]:
@@ -70,7 +71,7 @@ class Threads:
             for other in self._others:
                 waits.append(other.start())  # noqa: PERF401  # what has started must end, even if this fails
             pending = set(waits)
-            # FIRST_EXCEPTION would not return for a main function that was cancelled.
+            # With FIRST_EXCEPTION, wait() would not return when a main function was cancelled.
             while pending and not any(wait.done() and _has_failed(wait) for wait in waits):
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         finally:

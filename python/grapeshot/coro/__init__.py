@@ -8,11 +8,10 @@
     'rested'
 
 A coro lets others run whenever it waits. Its code needs neither ``async`` nor ``await``, and the loop schedules coros
-and tasks alike.
-Most names come from Shrapnel, IronPort's library of cooperative threads.
+and tasks alike. Most names come from Shrapnel, IronPort's library of cooperative threads.
 
-This module is not available on Python versions and processors that it does not support. Importing it there raises
-ImportError with the reason; the rest of the package still works.
+This module supports only some Python versions and processors. On all others, importing it raises ImportError with the
+reason; the rest of the package still works.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ __all__ += ["Group", "Pool", "in_parallel"]
 # Locks, queues and results
 __all__ += ["condition_variable", "event", "inverted_semaphore", "lock", "mutex", "rw_lock", "semaphore"]
 __all__ += ["ThreadLocal", "channel", "fifo", "future"]
-# Working with asyncio, and real threads
+# Coros together with asyncio, and with real threads
 __all__ += ["CoroPoolExecutor", "await_", "call_blocking", "run_blocking", "run_sync", "threads"]
 # Sockets and services
 __all__ += ["make_socket", "sock", "socketpair", "tcp6_sock", "tcp_sock", "udp6_sock", "udp_sock", "unix_sock"]
@@ -157,7 +156,7 @@ def __dir__() -> list[str]:
 
 
 def _name_as_public() -> None:
-    """Set the ``__module__`` of the public objects to this package, because tracebacks, ``help`` and pickles use it."""
+    """Set ``__module__`` of the public objects to this package's name, which tracebacks, ``help`` and pickles use."""
     for name in __all__:
         value = globals()[name]
         if getattr(value, "__module__", "").startswith(f"{__name__}."):

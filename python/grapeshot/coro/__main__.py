@@ -25,7 +25,7 @@ Runs a program in a coro after coro.patch(): while one of its threads waits, the
 
 {_OPTION}SECONDS[,stack][,always]
         Log a warning when code blocks the loop for more than SECONDS while something else waits (default 0.2; 0 turns
-        the warnings off). With stack, log its stack too. With always, also warn when nothing else waits.
+        the warnings off). With stack, also log the stack of that code. With always, also warn when nothing else waits.
         GRAPESHOT_LATENCY_WARNING=SECONDS[,stack][,always] in the environment does the same.
 
 GRAPESHOT_BACKDOOR=PATH in the environment opens a back door at PATH for python -m grapeshot attach. If PATH is a
@@ -36,7 +36,8 @@ directory, each process opens a back door of its own in it.
 def _take_interrupts() -> None:
     """Make Ctrl-C raise KeyboardInterrupt in this coro, as it does in the main thread of any program.
 
-    After ``coro.patch()``, an exception of a signal handler is raised in the coro that has set the handler.
+    After ``coro.patch()``, an exception that a signal handler raises goes to the coro that set the handler. So this
+    coro sets the handler again.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,7 +54,7 @@ class _Program:
         _take_interrupts()
         _thread.begin_main()
         try:
-            # asyncio sees no running loop in the program, as in a program without coros.
+            # call_blocking() hides the loop: as in a program without coros, asyncio finds no running loop.
             coro.call_blocking(self._run_program)
         finally:
             _thread.end_main()

@@ -51,7 +51,7 @@ def aio_write(fd: int, data: ReadableBuffer, offset: int, /) -> int:
 def _check(fd: int, nbytes: int, offset: int) -> None:
     if nbytes < 0 or offset < 0:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-    os.lseek(fd, 0, os.SEEK_CUR)  # raises the error of os.pread() for a pipe
+    os.lseek(fd, 0, os.SEEK_CUR)  # raises the error that os.pread() raises for a pipe
 
 
 def _nothing(_: object) -> None:

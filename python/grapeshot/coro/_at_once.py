@@ -1,10 +1,10 @@
 """Reads and writes on descriptors that must stay in blocking mode, because other processes may share them.
 
 A read can block even though the descriptor was ready a moment ago: another process may have taken the data. So each
-system call here is made with a flag that makes only this call nonblocking, and is repeated after a wait. No system has
-such a flag for all kinds of files. A file for which there is no flag is handled in another way: once it is ready, a
-real thread reads or writes it for a coro. (Where no coro can wait, the calling thread reads or writes it.
-:func:`write_now` always writes in the calling thread.)
+system call here has a flag that makes only this call nonblocking. If the call would block, it is repeated after a wait.
+No system has such a flag for all kinds of files. A file for which there is no flag is handled in another way: once it
+is ready, a real thread reads or writes it for a coro. (Where no coro can wait, the calling thread reads or writes it.
+:func:`write_now` never waits, and always writes in the calling thread.)
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class _ReadCall(_ThreadCall):
 
 # descriptor -> the call that is running in a real thread, or whose result was not fully taken yet
 _pending_reads: dict[int, _ReadCall] = {}
-# Held while this table or a result in it is changed. Reentrant: a finalizer may call `read` in a thread that holds it.
+# Held while this table or a result in it is changed. Reentrant, because a thread that holds it may run a finalizer that
+# reads from a descriptor.
 _changing = real_rlock()
 
 

@@ -1,7 +1,7 @@
 """``BorrowedLoop``: the loop that asyncio code gets when it makes one in a coro that hides the loop.
 
-A loop is already running such a coro, and a second loop would block the thread. Instead the coro borrows the loop that
-runs it, the host:
+Such a coro already runs on a loop, and a second loop would block the thread. So the coro borrows the loop that runs it,
+which is called the host here:
 
     coro (hides the loop)                      the host
     asyncio.run(main())
@@ -11,9 +11,10 @@ runs it, the host:
       cancels the tasks of this run that are left
       loop.close()                     ------> ends the run; the host runs on
 
-The methods that run, stop and close a loop affect only this run. So do the methods that set the exception handler, or
-shut down asynchronous generators and the default executor. Debug mode affects the host, but only until the run ends.
-All other methods call the host's. A BorrowedLoop belongs to the host's thread.
+The code that runs on one BorrowedLoop is called a run; ``close()`` ends it. The methods that run, stop and close a loop
+affect only this run. So do the methods that set the exception handler, or shut down asynchronous generators and the
+default executor. Debug mode affects the host, but only until the run ends. All other methods call the host's. A
+BorrowedLoop belongs to the host's thread.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 class _Turn:
     """One ``run_...`` call of a borrowed loop. It ends when its future is done, or when ``stop()`` is called.
 
-    It has the methods of a future that ``wait_for_future`` uses, so that a coro can wait for it.
+    A coro waits for this object with ``wait_for_future``. So the object has the methods of a future that
+    ``wait_for_future`` calls.
     """
 
     def __init__(self, future: asyncio.Future[Any] | None) -> None:
@@ -286,7 +288,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Wait until the jobs that this run submitted to the default executor have ended. The executor itself goes on.
 
-        ``timeout`` is in seconds; None means no limit. If jobs are left when it has expired, a RuntimeWarning says so.
+        ``timeout`` is in seconds; None means no limit. If jobs are left after that time, a RuntimeWarning says so.
         """
         jobs = [asyncio.wrap_future(job, loop=self._host) for job in list(self._run.jobs)]
         if not jobs:
@@ -307,7 +309,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
         return task
 
     def _with_loop_shown(self, function: Callable[[], Any]) -> Any:
-        """Call ``function`` with the loop visible, because it may run the first step of a task at once."""
+        """Call ``function`` with the loop visible, because ``function`` may run the first step of a task at once."""
         if not _core._coro_is_hidden() or asyncio._get_running_loop() is not None:
             return function()
         _core._coro_show_loop(None)
@@ -332,14 +334,14 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
             lifecycle.call_exception_handler(self, context)  # type: ignore[arg-type]
 
     def get_debug(self) -> bool:
-        """Return the mode that :meth:`set_debug` set for this run, or the host's if it was not called."""
+        """Return the mode that :meth:`set_debug` has set for this run. If it has set none, return the host's mode."""
         return self._host.get_debug() if self._own_debug is None else self._own_debug
 
     def set_debug(self, enabled: bool) -> None:
         """Switch debug mode on until this run ends, or off again.
 
-        After ``set_debug(False)``, the host stays in debug mode as long as other runs want debug mode, or if it was in
-        debug mode before.
+        After ``set_debug(False)``, the host stays in debug mode as long as another run wants debug mode. It also stays
+        in debug mode if it was in that mode before any run asked for it.
         """
         self._own_debug = bool(enabled)
         self._run.set_debug(self._host, self._own_debug)
@@ -350,7 +352,7 @@ async def _await(awaitable: Any) -> Any:
 
 
 def _forward(name: str) -> Callable[..., Any]:
-    """Make a method that calls the host's method. Callbacks and tasks that it schedules belong to this run."""
+    """Make a method that calls the host's method. Callbacks and tasks that the call schedules belong to this run."""
 
     def method(self: BorrowedLoop, /, *args: Any, **kwargs: Any) -> Any:
         self._check_closed()

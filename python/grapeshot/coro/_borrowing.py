@@ -113,7 +113,7 @@ class Ledger:
         if not self._runs:
             host._ledger = self
             host._set_task_observer(self._task_made)
-            # When code of a run calls stop() of the running loop, only its run must stop: others use the loop, too.
+            # When code of a run calls stop() of the running loop, only that run must stop: others use the loop, too.
             vars(host).setdefault("stop", functools.partial(_stop, self._host))
         self._runs.add(run)
 
@@ -161,13 +161,13 @@ class Ledger:
             run.add(task)
 
     def asyncgen_started(self, asyncgen: AsyncGenerator[Any, Any]) -> None:
-        """Note an asynchronous generator. The loop calls this when one is first iterated."""
+        """Add an asynchronous generator to the current run. The loop calls this when one is first iterated."""
         run = self.current()
         if run is not None:
             run.asyncgens.add(asyncgen)
 
     def job_submitted(self, job: concurrent.futures.Future[Any]) -> None:
-        """Note a job of the loop's default executor, or of a patched ``asyncio.to_thread``."""
+        """Add a job of the loop's default executor, or of a patched ``asyncio.to_thread``, to the current run."""
         run = self.current()
         if run is not None:
             run.jobs.add(job)
@@ -188,7 +188,8 @@ def _ledger_of(host: Loop) -> Ledger:
 
 
 def _stop(host: weakref.ref[Loop]) -> None:
-    """Replaces ``host.stop()`` while runs borrow the loop: stop the caller's run; if it has none, stop the loop."""
+    """Replaces ``host.stop()`` while runs borrow the loop: stop the caller's run, or the loop if the caller has no
+    run."""
     loop = host()
     if loop is None:
         return
@@ -200,7 +201,7 @@ def _stop(host: weakref.ref[Loop]) -> None:
 
 
 def leave_run(context: contextvars.Context) -> None:
-    """Make code that will run in ``context``, and the coros that it starts, belong to no run."""
+    """Detach ``context``: code that runs in it, and coros that this code starts, belong to no run."""
     context.run(_run_of_context.set, None)
 
 

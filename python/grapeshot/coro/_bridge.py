@@ -275,9 +275,9 @@ def run(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Make a loop, run ``fn`` in its first coro, close the loop; return the function's result or raise its exception.
 
     It works like :func:`asyncio.run`. When ``fn`` has returned, coros and tasks that are left are cancelled, and
-    ``run`` waits for them. Ctrl-C cancels the first coro; if the coro that is running then does not yield for 0.2
-    seconds, KeyboardInterrupt is raised in it. Coros that this thread spawned earlier, while no loop was running, run
-    on this loop, too.
+    ``run`` waits for them. Ctrl-C cancels the first coro. If the coro that is running when Ctrl-C comes does not yield
+    for 0.2 seconds, KeyboardInterrupt is raised in it. Coros that this thread spawned earlier, while no loop was
+    running, run on this loop, too.
 
     With ``threads=N``, ``fn`` runs in this thread and in ``N - 1`` new ones. Each thread has a loop of its own and runs
     ``fn`` in the loop's first coro. The results come back as a list. See :func:`grapeshot.run`, also for ``restart``.
@@ -292,7 +292,7 @@ def run(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     if "threads" in kwargs:
         threads, restart = kwargs.pop("threads"), kwargs.pop("restart", False)
         return _run.run(lambda: run_sync(fn, *args, **kwargs), threads=threads, restart=restart)
-    # In a coro that hides the loop, new_event_loop() returns a loop that borrows the hidden one: use that.
+    # In a coro that hides the loop, use new_event_loop(): it returns a loop that borrows the hidden one.
     loop = None if _core._coro_is_hidden() else take_pending_loop()
     return _run.run_on(loop or new_event_loop(), run_sync(fn, *args, **kwargs))
 
@@ -313,10 +313,10 @@ def run_in_thread(  # type: ignore[misc]  # correct: an `fn` with an argument `e
 ) -> Any:
     """Run ``fn(*args, **kwargs)`` in a real thread while this coro waits; return its result or raise its exception.
 
-    The thread comes from ``executor``, by default from the loop's default executor, which asyncio uses as well. Unless
-    the program has set another one, it has ``min(32, CPUs + 4)`` threads; further calls wait for a free thread. If the
-    executor is a ThreadPoolExecutor (but not an InterpreterPoolExecutor), the function runs in a copy of the coro's
-    context.
+    The thread comes from ``executor``, by default from the loop's default executor, which asyncio uses as well. That
+    executor has ``min(32, CPUs + 4)`` threads, unless the program has set another one; further calls wait for a free
+    thread. If the executor is a ThreadPoolExecutor (but not an InterpreterPoolExecutor), the function runs in a copy of
+    the coro's context.
 
     An interruption of the coro does not stop the thread: a call that is running goes on, and its result is dropped. A
     call that has not begun is cancelled. Source: asyncio.to_thread.
@@ -336,7 +336,7 @@ def run_in_thread(  # type: ignore[misc]  # correct: an `fn` with an argument `e
 
 
 def _runs_threads(executor: concurrent.futures.Executor) -> bool:
-    """Whether the executor is known to run functions in threads of this interpreter, which can use a context."""
+    """Whether the executor is known to use threads of this interpreter, to which a context can be passed."""
     if not isinstance(executor, concurrent.futures.ThreadPoolExecutor):
         return False
     # Each thread of this executor, which Python has from 3.14 on, runs an interpreter of its own.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     _T_co = TypeVar("_T_co", covariant=True)
 
-# Whether uncancel() also removes a CancelledError that was requested but not raised yet, as tasks do.
+# Whether uncancel() also removes a CancelledError that was requested but not raised yet. Tasks do so from 3.13 on.
 _TAKES_BACK = sys.version_info >= (3, 13)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # How many seconds coros may wait in their cleanup.
 _GRACE_S = 1.0
-# How many waits in its cleanup are interrupted before a coro is abandoned.
+# A coro is abandoned after this many waits in its cleanup were interrupted.
 _ROUNDS = 1000
 # The same for daemons. It is small because a daemon that catches the exception and goes on may log it each time.
 _DAEMON_ROUNDS = 3
@@ -160,7 +160,7 @@ class _Unwinding:
             co._is_given_up = co._is_daemon
 
     def run_natively(self) -> None:
-        """Interrupt the waits of the coros in native code, without running the loop."""
+        """Let native code interrupt the waits of the coros that are left. The loop does not run."""
         self._catch(lambda: _core._coro_shut_down(self._loop, _ROUNDS))
 
 

@@ -69,7 +69,7 @@ class NotStartedError(ScheduleError):
 
 
 class SimultaneousError(Exception):
-    """A second coro tried to wait for the same event (to read or to write) on a descriptor, or to use a file_sock."""
+    """A coro tried to wait for an event of a descriptor, or to use a file_sock, while another coro already does so."""
 
 
 class YieldFromMain(RuntimeError):  # noqa: N818  # Shrapnel's name

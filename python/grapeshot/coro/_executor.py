@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     _P = ParamSpec("_P")
     _T = TypeVar("_T")
 
-# A worker of an executor without a limit ends when it has had no work for this long. The same as anyio's threads.
+# A worker of an executor without a limit ends when it has had no work for this long. anyio's threads wait as long.
 _IDLE_S = 10.0
 # `in_thread` sets this attribute of a function.
 _MARK = "_grapeshot_in_thread"
@@ -72,8 +72,8 @@ def needs_thread(fn: Any, args: Iterable[Any] = ()) -> bool:
         elif isinstance(_owner(fn), contextvars.Context) and args:
             fn, args = args[0], args[1:]  # context.run(fn, ...)
         elif isinstance(fn, types.MethodType):
-            # FastAPI calls `__enter__` of the context manager that it makes from a dependency with `yield`. An
-            # attribute of the manager is the generator function.
+            # FastAPI makes a context manager from a dependency with `yield`, and calls the manager's `__enter__`. The
+            # manager's attribute `func` is the generator function.
             args.append(getattr(fn.__self__, "func", None) if fn.__name__ == "__enter__" else None)
             fn = fn.__func__
         else:
@@ -224,7 +224,7 @@ class _Pool:
 
     def _start_worker(self, job: _Job) -> None:
         worker = _Worker(job)
-        # Like a thread, a worker begins with an empty context.
+        # An empty context, as threads have by default in builds with the GIL.
         coro = spawn_hiding(self._work, worker, name=f"{self._prefix}-{self._count}", context=contextvars.Context())
         coro._make_daemon()
         self.coros.add(coro)
@@ -252,7 +252,7 @@ class _Pool:
         finally:
             self._count -= 1
             self.coros.discard(_core._coro_current_or_none())
-            if self._jobs and self.is_open():  # an exception has ended this worker, such as KeyboardInterrupt
+            if self._jobs and self.is_open():  # an exception such as KeyboardInterrupt has ended this worker
                 job = self._jobs.popleft()
                 try:
                     self._start_worker(job)
@@ -303,12 +303,12 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
 
     Functions that compute, or wait in C code, would block the loop, so they need real threads. The executor has real
     threads for functions that ``coro.threads.in_thread`` or ``coro.threads.modules_in_thread`` names, and for functions
-    in C (such as ``zlib.compress``), unless grapeshot has patched them. The latency warning names other functions that
+    in C that grapeshot has not patched (such as ``zlib.compress``). The latency warning names other functions that
     block the loop. All functions run in real threads if they are submitted where no grapeshot loop is running, or if
     the executor has already called functions in coros of another loop that is not closed yet.
 
-    Workers end with their loop. ``asyncio.run`` and ``grapeshot.run`` wait for the jobs first; ``loop.close()`` alone
-    does not: then a running function gets Shutdown where it waits, and jobs that have not begun are cancelled.
+    Workers end with their loop. ``asyncio.run`` and ``grapeshot.run`` wait for the jobs first. ``loop.close()`` does
+    not: a running function gets Shutdown where it waits, and jobs that have not begun are cancelled.
 
     Args:
         max_workers: how many functions run in coros at the same time, and how many in real threads; None means no limit
@@ -349,7 +349,8 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
     ) -> concurrent.futures.Future[_T]:
         """Like :meth:`submit`, for a caller that knows the running loop and has checked that ``fn`` needs no thread."""
         job = _Job(fn, args, kwargs)
-        before = self._pool  # keeps a pool that is replaced: finalizers of its jobs must not run with the lock held
+        # Keep a pool that is replaced until the lock is free: freeing its jobs may run finalizers that need the lock.
+        before = self._pool
         with self._shutdown_lock:
             pool = self._pool_of(loop)
             if pool is not None:
@@ -368,7 +369,7 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
         return job.future
 
     def _pool_of(self, loop: BaseLoop) -> _Pool | None:
-        """Return the pool on this loop, and make it if there is none. None if another open loop has the pool.
+        """Return the pool of this loop; make it if there is no pool. Return None if another open loop has the pool.
 
         The caller holds the lock.
         """
@@ -392,9 +393,9 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more work, and let the workers end after the work that they have.
 
-        With ``wait``, wait for the work. If a task or a callback of the loop calls this, it does not wait for coros,
-        because that would block the loop; nor does any call while the loop is not running. ``cancel_futures`` cancels
-        the work that has not begun.
+        With ``wait``, wait for the work. But if a task or a callback of the loop calls this, do not wait for coros,
+        because the wait would block the loop. If the loop is not running, do not wait for coros either, because they
+        cannot end then. ``cancel_futures`` cancels the work that has not begun.
 
         Raises:
             RuntimeError: a function that runs in this executor waits for the executor's end.
@@ -424,7 +425,7 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
 
 
 async def _join(loop: Any, shutdown: Callable[[], None]) -> None:
-    """Wait for the end of an executor's real threads, in a thread of its own."""
+    """Let ``shutdown`` wait for the end of an executor's real threads, in a thread made for this wait."""
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
         await loop.run_in_executor(executor, shutdown)
 
@@ -432,7 +433,7 @@ async def _join(loop: Any, shutdown: Callable[[], None]) -> None:
 def _current_loop() -> BaseLoop | None:
     """Return the grapeshot loop that runs the calling coro, task or callback.
 
-    None in a process that a coro has forked, because the loop runs in the parent.
+    Returns None in a process that a coro has forked, because the loop runs in the parent.
     """
     coro = _core._coro_current_or_none()
     if coro is not None:

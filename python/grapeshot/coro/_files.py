@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class _CountedFd:
-    """A descriptor and a count of its users, in any thread. It is closed after :meth:`close`, when no user is left."""
+    """A descriptor and a count of its users in all threads. After :meth:`close`, it is closed once the count is 0."""
 
     def __init__(self, fd: int, release: Callable[[], object] | None) -> None:
         self.fd = fd
@@ -226,7 +226,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
         call: Callable[[int], _T],
         call_at_once: Callable[[int, Callable[[], object]], _T] | None = None,
     ) -> _T:
-        """Repeat ``call`` until it succeeds, and ``wait`` each time it would block.
+        """Repeat ``call(fd)`` until it succeeds. Each time it would block, call ``wait``.
 
         For a descriptor that stays in blocking mode, ``call_at_once`` (if given) is called instead, and does the same.
         """
@@ -248,7 +248,8 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
         if co is None:
             self._wait_here(wait, fd, left_s)
             return
-        # The coro is added before the test, so that close() in another thread either finds it or is seen here.
+        # Add the coro before testing `closed`. If another thread calls close(), either close() finds the coro, or the
+        # test finds the object closed.
         self._waiting.add(co)
         try:
             self._wait_here(wait, fd, left_s)
@@ -275,7 +276,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
                 co._throw(_errors.ClosedError("the descriptor was closed while a coro waited on it"))
             except _errors.DeadCoroutine:
                 pass
-            except _errors.ScheduleError:  # the coro belongs to another thread, so do this there
+            except _errors.ScheduleError:  # the coro belongs to another thread, which must raise the exception
                 elsewhere.setdefault(co._loop, []).append(co)
         for loop, others in elsewhere.items():
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -289,8 +290,8 @@ class file_sock(fd_sock):  # noqa: N801
 
     ``file`` is a binary file object or a descriptor. With ``closefd``, :meth:`close` closes it. If a file object has a
     write buffer, the buffer is flushed when the ``file_sock`` is made. Anything that is neither a regular file nor a
-    block device works as in :class:`fd_sock`; data of a pipe that the file object has already read into its buffer is
-    not seen.
+    block device works as in :class:`fd_sock`; if it is a pipe, data that the file object has already read into its
+    buffer is not seen.
 
     The object has its own position in a regular file (:meth:`tell`, :meth:`seek`), which starts at the file's position.
     The file's position then stays where it is, unless the file is in append mode and the object writes. An interrupted
@@ -306,9 +307,9 @@ class file_sock(fd_sock):  # noqa: N801
         kind = os.fstat(fd).st_mode
         self._is_regular = stat.S_ISREG(kind) or stat.S_ISBLK(kind) or stat.S_ISDIR(kind)
         self._file = file
-        # Held by the coro that uses the file. Nobody waits for it.
+        # Held by the coro that uses the file. Nobody waits for this lock.
         self._in_use = threading.Lock()
-        # Held while a call is under way. Coros can wait for it, and threads too.
+        # A lock that is held while a call is under way. Both coros and threads can wait for this lock.
         self._under_way: Any = None
         self._position = 0
         if isinstance(file, io.BufferedIOBase) and file.writable():

@@ -47,7 +47,7 @@ def _outcome(co: Coro[Any]) -> tuple[bool, Any]:
 
 
 def _wait_for_all(coros: Iterable[Coro[Any]]) -> list[Coro[Any]]:
-    """Wait until all coros have ended, and return them. The iterable may start them as it goes.
+    """Wait until all coros have ended, and return them. The iterable may start each coro as it yields it.
 
     If the iterable raises, or the wait is interrupted, shut the coros down, wait for them, and raise the exception.
     """
@@ -74,8 +74,8 @@ def _wait_for_one(co: Coro[Any]) -> None:
 class Group:
     """A context manager that waits at the end of its block until all its coros have ended.
 
-    If a coro or the block raises, the group shuts the other coros down, interrupts the block, and raises the first
-    exception when all have ended. Coros that were shut down or cancelled do not count as failed.
+    If a coro or the block raises, the group shuts the other coros down and interrupts the block. Once all have ended,
+    it raises the first exception. Coros that were shut down or cancelled do not count as failed.
 
     ::
 
@@ -391,7 +391,7 @@ class _Results:
                 del ended  # the exception's traceback keeps this frame: break the cycle
 
     def _start(self) -> None:
-        """Start coros until items or free places run out, or ``size`` coros run or have a result that was not taken."""
+        """Start coros until no item or no free place is left, or ``size`` coros run or have a result to be taken."""
         while len(self._coros) < self._pool._size:
             if self._next is None and self._error is None:
                 try:

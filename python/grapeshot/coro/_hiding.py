@@ -50,7 +50,7 @@ else:
 
 
 def call_blocking(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Call code that was written for a thread, in this coro; return its result. asyncio sees no running loop there.
+    """Call ``fn``, written for a thread, in the running coro; return its result. asyncio sees no running loop there.
 
     In a task, use ``run_blocking``, which does the same in a new coro.
 

@@ -77,7 +77,7 @@ class InotifyWatch(FileWatch):
                 raise
 
     def _watch_again(self) -> bool:
-        """Watch the file after an event. False if the system refuses that, so that changes of the file are not seen."""
+        """Watch the file after an event. Return False if the system refuses; changes to the file are then not seen."""
         try:
             self._watch_contents()
         except OSError:

@@ -5,9 +5,9 @@ kqueue's vnode events say that something has happened to an open file or directo
     the directory   its entries have changed: they are compared with the previous list of entries
     each file       its contents have changed, or it was renamed or deleted
 
-Entries are told apart by their inode numbers. The system cannot reuse the inode number of a watched file, because its
-descriptor is open. All names are looked up in the open directory, so chdir() and another directory at the same path do
-no harm.
+Entries are told apart by their inode numbers. The system cannot reuse the inode number of a watched file, because the
+watch has the file open. All names are looked up in the open directory, so chdir() and another directory at the same
+path do no harm.
 
 Source: ``kqueue(2)`` of macOS, FreeBSD, NetBSD, OpenBSD.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _select: Any = select  # type checkers on other systems do not know its kqueue names
 
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
-# On macOS O_EVTONLY opens a file for events only, which does not keep its file system from being unmounted.
+# On macOS, O_EVTONLY opens a file for events only; its file system can then still be unmounted.
 _FILE_FLAGS = getattr(os, "O_EVTONLY", os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAX_EVENTS = 256
@@ -55,7 +55,7 @@ class _Vnodes(fd_sock):
         self._is_ours = True
 
     def add(self, fd: int) -> None:
-        """Watch a file. Its descriptor is closed with the kqueue, or at once if it cannot be watched."""
+        """Watch a file. Its descriptor is closed with the kqueue, or at once if the file cannot be watched."""
         notes = _select.KQ_NOTE_WRITE | _select.KQ_NOTE_EXTEND | _select.KQ_NOTE_ATTRIB | _select.KQ_NOTE_LINK
         notes |= _select.KQ_NOTE_DELETE | _select.KQ_NOTE_RENAME | _select.KQ_NOTE_REVOKE
         try:
@@ -81,7 +81,7 @@ class _Vnodes(fd_sock):
     def receive(self, take: Callable[[dict[int, int]], None]) -> None:
         """Wait for events, and call ``take`` with a dict of the notes (``KQ_NOTE_...`` bits) of each descriptor.
 
-        No descriptor is closed by another thread while ``take`` runs.
+        While ``take`` runs, no other thread closes any of the descriptors.
         """
 
         def call(_: int) -> None:
@@ -97,7 +97,7 @@ class _Vnodes(fd_sock):
 
 
 class _Entry:
-    """A directory entry: its inode, and its descriptor if it is a regular file or a link that leads to one."""
+    """A directory entry: its inode, and a descriptor if the file itself is watched."""
 
     __slots__ = ("fd", "inode", "is_link", "link_count", "size")
 
@@ -218,7 +218,7 @@ class KqueueWatch(FileWatch):
         left = [name for name, entry in old.items() if inodes.get(name) != entry.inode]
         everywhere = self._scan_directory() if left and not self._is_directory else inodes
         arrived = {inode: name for name, inode in everywhere.items() if name not in old or old[name].inode != inode}
-        # From here on nothing can fail, so the entries may be changed.
+        # From here on only a failing file system can raise an error, so the entries may be changed.
         self._entries = {name: entry for name, entry in old.items() if inodes.get(name) == entry.inode}
         for name in left:
             self._note_left(name, old[name], name in inodes, arrived, notes)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
 _VARIABLE = "GRAPESHOT_LATENCY_WARNING"
-# asyncio's logger, which also warns of slow callbacks.
+# asyncio's logger, which also gets asyncio's warnings about slow callbacks.
 _logger = logging.getLogger("asyncio")
 _shows_stack = False
 # The threads that log records. Threads that have ended are removed.
@@ -40,12 +40,13 @@ def set_latency_warning(seconds: float | None, /, *, always: bool | None = None,
     with the first call of this function.
 
     There are two records, in the logger ``asyncio``. The first comes while the code still blocks the loop, and says
-    where it is. The second comes when the code ends or yields, and says how long it ran and where it was when the limit
-    was reached. Without the GIL there is only one record, when the code ends or yields.
+    where the code is. The second comes when the code ends or yields, and says how long it ran and where it was when the
+    limit was reached. Without the GIL there is only one record, when the code ends or yields.
 
     Args:
-        always: also log code that delays nothing else. By default nothing is logged if no other coro or task is ready,
-            no timer is due, and no descriptor is ready on which a coro, task, callback or transport waits.
+        always: also log code that delays nothing else. By default code is logged only if something else is waiting for
+            its turn: another coro or task is ready, a timer is due, or a descriptor is ready that a coro, task,
+            callback or transport waits for.
         stack: add the stack to the first record.
 
     ``always`` and ``stack`` apply to all threads. None leaves them as they are.
@@ -67,12 +68,13 @@ def _set_options(always: bool | None, stack: bool | None) -> None:
 
 
 def set_default(text: str) -> None:
-    """Set the limit of this thread and of threads that start later, and the options, from ``SECONDS[,stack][,always]``.
+    """Set the limit and the options from a text of the form ``SECONDS[,stack][,always]``.
 
-    This is the format of the environment variable and of the option of ``python -m grapeshot.coro``.
+    The limit is for this thread and threads that start later. The environment variable and the option of
+    ``python -m grapeshot.coro`` have this form.
 
     Raises:
-        ValueError: the text does not have this format.
+        ValueError: the text does not have this form.
     """
     number, *words = (part.strip() for part in text.split(","))
     unknown = [word for word in words if word not in ("always", "stack")]
@@ -101,8 +103,8 @@ def apply_variable() -> None:
 def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, int]]) -> None:
     """Log which code blocks the loop, and where. The watchdog calls this; ``places`` has the innermost function first.
 
-    A new thread does the logging, because handlers of the program may block, and because logging in a thread that
-    threading has not started would leave a Thread object behind.
+    A new thread does the logging, because the program's log handlers may block. In the watchdog's own thread, which
+    ``threading`` has not started, logging would also leave a Thread object behind.
     """
     thread = threading.Thread(target=_log, args=(kind, name, seconds, places), name="coro-latency", daemon=True)
     try:
@@ -113,10 +115,10 @@ def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, in
 
 
 def wait_logged() -> None:
-    """Wait until no thread is logging a record, because the process is about to fork. Other coros do not run.
+    """Wait until no thread is logging a record, because the process is about to fork. No coro runs meanwhile.
 
-    CPython warns about a fork if the system knows of several threads, so this asks the system. The wait has a limit,
-    because a log handler may wait for something that the calling thread holds.
+    CPython warns about a fork if the system counts several threads, so this function asks the system, too. The wait has
+    a limit, because a log handler may wait for something that the calling thread holds.
     """
     give_up_s = _core._coro_monotonic() + _GRACE_S
     own_id = threading.get_native_id()
@@ -128,7 +130,7 @@ def wait_logged() -> None:
 def _exists(thread: threading.Thread) -> bool:
     """Whether the system still has the thread; False on systems other than Linux.
 
-    Python itself forgets a thread a little earlier.
+    ``Thread.is_alive()`` becomes False a little before the system has removed the thread.
     """
     return os.path.exists(f"/proc/self/task/{thread.native_id}")
 

@@ -1,8 +1,8 @@
 """Refuses to work together with gevent or eventlet: only one package can patch the standard library.
 
-With two patchers, one part of the program would wait in gevent's hub and another in grapeshot's loop. Each blocks the
-thread while it waits, so the program would hang. Instead, importing ``grapeshot.coro`` after another patcher has
-patched raises an error at once, and so does another patcher's call after ``coro.patch()``.
+With two patchers, one part of the program would wait in gevent's hub and another in grapeshot's loop. Each of these
+blocks the thread while it waits, so the program would hang. Two errors prevent that: after another patcher's call,
+importing ``grapeshot.coro`` raises an error, and after ``coro.patch()``, a call of another patcher raises one.
 
 The package imports this module before all others.
 """
@@ -37,7 +37,7 @@ def check(what: str, kind: type[Exception]) -> None:
 
 
 def refuse() -> dict[str, Callable[[Any], None]]:
-    """Return, by module name, a function that makes the module's patching functions raise RuntimeError."""
+    """Return a dict: for each module's name, a function that makes its patching functions raise RuntimeError."""
     return dict.fromkeys(_PATCHING, _refuse_in)
 
 
@@ -61,5 +61,5 @@ def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # This runs before the package's other modules take their originals from the standard library. If another patcher had
-# patched it, they would take that patcher's replacements.
+# already patched the library, these modules would take its replacements instead.
 check("grapeshot.coro", ImportError)

@@ -2,7 +2,7 @@
 
     Linux                          a pidfd
     BSD, macOS                     a kqueue with one EVFILT_PROC
-    Linux before 5.3, sandboxes    a pipe that a thread closes; the thread waits for the end with ``waitid(WNOWAIT)``
+    Linux before 5.3, sandboxes    a pipe that a thread closes; the thread waits for the child with ``waitid(WNOWAIT)``
 
 A wait on these descriptors does not fetch the child's status. So if a wait is interrupted, the status is still there
 for the next one. No descriptor can report "any child" (``pid`` 0 or below), or stopped and continued children. For
@@ -37,7 +37,7 @@ def waitpid(pid: int, options: int = 0, /, timeout: float | None = None) -> tupl
 
     :func:`os.waitstatus_to_exitcode` turns the status into an exit code. An interrupted wait does not fetch the status,
     so a later call gets it. A ``pid`` of -1 means any child; 0, or a number below -1, means any child of a process
-    group. With ``os.WNOHANG`` it does not wait, and returns ``(0, 0)`` if the child is still running.
+    group. With ``os.WNOHANG`` this function does not wait: it returns ``(0, 0)`` if the child is still running.
 
     Raises:
         TimeoutError: the child has not ended after ``timeout`` seconds.
@@ -52,8 +52,8 @@ def waitpid(pid: int, options: int = 0, /, timeout: float | None = None) -> tupl
     while True:
         watch = _Watch(pid)
         try:
-            # If other code has fetched the status since the call above, another process may have this number by now.
-            # This call then raises ChildProcessError.
+            # Check again. If other code has fetched the status meanwhile, the process id may now belong to another
+            # process, and the watch would be for that process. The next line raises ChildProcessError in this case.
             found = _waitpid(pid, os.WNOHANG)
             if not found[0]:
                 wait_for_read(watch.fd, left_s())

@@ -69,7 +69,7 @@ class _Coros:
         self._owners = _owners(addresses) if addresses else {}
 
     def describe(self, co: Coro[Any]) -> tuple[str | None, list[Any]]:
-        """Return a text that says what a coro waits for, and the coros that it waits for.
+        """Return what a coro waits for, as a text and as a list of coros.
 
         The text is None if the coro awaits a future.
         """
@@ -103,7 +103,7 @@ class _Coros:
             if frame.f_code is bridge._drive.__code__:
                 steps = frame.f_locals.get("steps")
                 if not _waits.first_of(steps, "cr_running", "gi_running", "ag_running"):
-                    # The coroutine is suspended, so its frames are not on the coro's stack. The remaining frames there
+                    # The coroutine is suspended, so its frames are not on the coro's stack. The coro's remaining frames
                     # only wait for the coroutine.
                     yield from _waits.coroutine_frames(steps)
                     return
@@ -136,7 +136,7 @@ def _owners(addresses: Iterable[int]) -> dict[int, Any]:
     found: dict[int, Any] = {}
     built: list[Any] = []
     for candidate in gc.get_objects():
-        # isinstance() would also ask the object for its class, and a dead weakref.proxy raises ReferenceError.
+        # isinstance() would also ask the object for its class, which a dead weakref.proxy answers with ReferenceError.
         if issubclass(type(candidate), _NATIVE):
             at = bisect.bisect_left(ordered, id(candidate))
             end = id(candidate) + type(candidate).__basicsize__

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # asyncio's logger, as for the loop's own servers.
 _logger = logging.getLogger("asyncio")
 
-# How long a server waits before it accepts again after it ran out of descriptors or memory, in seconds. The loop's own
+# When a server has run out of descriptors or memory, it waits this many seconds before it accepts again. The loop's own
 # servers wait equally long.
 _RETRY_DELAY_S = 1.0
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
@@ -149,8 +149,8 @@ class Server:
     def stop(self, timeout: float | None = 10.0) -> None:
         """Close the server, and give its connections ``timeout`` seconds to end before they are shut down.
 
-        It returns when all connections have ended. If ``timeout`` is None, it never shuts them down. If the calling
-        coro is interrupted during the wait, the connections are shut down at once.
+        This method returns when all connections have ended. If ``timeout`` is None, they are not shut down. If the
+        calling coro is interrupted during the wait, they are shut down at once.
 
         Raises the same exceptions as :meth:`wait_closed`.
         """
@@ -231,9 +231,8 @@ class Server:
     def _wait_for_place(self, exc: LimitError) -> None:
         """Wait until a connection of this server has ended, but at most _RETRY_DELAY_S.
 
-        The loop's limits count all descriptors and coros, not only this server's. If other code closes a
-        descriptor, or another coro ends, there is room as well, but this wait does not notice that. So the time is
-        limited.
+        The loop's limits count all descriptors and coros, not only this server's. The time is limited because other
+        code may also make room, and that does not end this wait.
         """
         if not self._is_pause_logged:
             self._is_pause_logged = True
@@ -353,9 +352,9 @@ def serve(
         reuse_port: whether other sockets may listen on the same port (``SO_REUSEPORT``).
         threads: how many threads serve: this one, and further ones with a loop each. On a free-threaded Python they
             run at the same time; with the GIL they are not faster than one, and a warning says so. The system spreads
-            the connections over them: each thread listens on the same port (``SO_REUSEPORT``), or accepts from the same
-            socket if there is a path or a ``sock``. The threads divide ``limit`` among themselves. The server's
-            methods are still called in this thread, and act on all threads.
+            the connections over them: each thread listens on the same port (``SO_REUSEPORT``), or, with a path or a
+            ``sock`` without this option, accepts from the same socket. The threads divide ``limit`` among themselves.
+            The server's methods must be called in this thread, and act on all threads.
 
     Raises:
         OSError: an address cannot be bound.

@@ -38,7 +38,7 @@ class _Other:
         self._plain, self._listen = plain, listen
         self._loop: Any = None
         self.server: Any = None
-        # Set if serve() fails, or the interpreter exits, perhaps before this thread has started its server.
+        # Set if serve() fails or the interpreter exits, which may happen before this thread has started its server.
         self.must_end = False
         self.has_started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.has_ended: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -49,7 +49,7 @@ class _Other:
         try:
             run(self._serve)
         except BaseException as exc:
-            for each in self._plain:  # if no loop could be made, nothing has taken them over
+            for each in self._plain:  # no effect on sockets that the server has taken over
                 each.close()
             exc.add_note(f"raised in thread {self.name!r}")
             for future in (self.has_started, self.has_ended):
@@ -195,7 +195,7 @@ def serve_in_threads(
         for part in parts:
             name = f"{server._name}-{len(others) + 2}"
             others.append(_Other(name, part, functools.partial(listen, limits[len(others) + 1])))
-            others[-1].has_started.result()  # may block: to start, the new thread needs nothing from this one
+            others[-1].has_started.result()  # may block: the new thread starts without the help of this one
             server._others = tuple(others)
     except BaseException:
         for part in parts[len(others) :]:

@@ -43,7 +43,7 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
         self._seconds = seconds
         self._handle: Any = None
         self._coro: Any = None
-        # The interruption, once the time is over: pending or already raised.
+        # The interruption, which is pending or was raised. None until the time is over.
         self._interruption: _errors.Interrupted | None = None
 
     def __enter__(self) -> timeout:
@@ -60,7 +60,7 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
             else:
                 self._handle = coro._loop.call_later(seconds, self._interrupt)
         except BaseException as exc:
-            # A signal handler or finalizer that runs here may wait, and be interrupted.
+            # A signal handler or finalizer may run here. If it waits, the interruption is raised in it.
             self.__exit__(type(exc), exc, exc.__traceback__)
             raise
         return self

@@ -29,7 +29,7 @@ class TlsSocket(ssl.SSLSocket, CoroSocket):
     _accepted_class = CoroSocket
 
     def _repeat(self, call: Callable[..., _T], *args: Any) -> _T:
-        """Repeat the call until it succeeds, and wait each time OpenSSL needs the descriptor to be ready."""
+        """Repeat the call until it succeeds, and in between wait until the descriptor is ready."""
         if self.gettimeout() == 0:
             return call(*args)
         _core._coro_act()  # yields now and then, so that a peer that sends all the time does not starve other coros

@@ -35,11 +35,11 @@ def serve(
 ) -> Server:
     """Open a back door at a Unix socket.
 
-    With ``unix_path`` it works like Shrapnel's function: it does not return while the back door is open, and closes it
-    when the coro that called it is interrupted. ``global_dict`` is the namespace of the prompt.
+    With ``unix_path`` this function works like Shrapnel's: it does not return while the back door is open. If the
+    calling coro is interrupted, the back door is closed. ``global_dict`` is the namespace of the prompt.
 
-    With a path as its only positional argument it works like :func:`grapeshot.insight.backdoor.serve`, and returns the
-    server.
+    With a path as its only positional argument this function works like :func:`grapeshot.insight.backdoor.serve`, and
+    returns the server.
 
     Only root and the user who runs the process may connect. A TCP port cannot ensure that, so a TCP ``port`` and
     ``ip`` are not supported. Neither are ``welcome_message`` and ``client_class``: the prompt and its text are

@@ -10,10 +10,10 @@ application sees no running asyncio loop.
                                                  |
                  SIGTERM, max_requests, reload --'--> alive = False ---> close, wait for requests, end
 
-With ``--preload`` the master loads the application before ``patch()`` is called, so the application's modules hold
-originals. ``patch()`` replaces most of them, and names the others in a PatchWarning. To avoid that, call
-``coro.patch()`` at the top of gunicorn's configuration file. This patches the master, which does no harm: outside of
-coros the patched functions do what the originals do.
+With ``--preload`` the master loads the application before ``patch()`` is called, so the application's modules may
+have imported original functions. ``patch()`` replaces most of these imports, and names the others in a PatchWarning. To
+avoid the warning, call ``coro.patch()`` at the top of gunicorn's configuration file. This also patches the master,
+which does no harm: outside of coros the patched functions do what the originals do.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _JOIN_LEN = 64 * 1024
 
 
 class _Listener:
-    """Replaces a listening socket. It keeps the address, which gunicorn asks for even after the socket is closed."""
+    """Stands in for a listening socket, whose address gunicorn asks for even after the socket is closed."""
 
     def __init__(self, address: Any) -> None:
         self._address = address
@@ -73,7 +73,7 @@ class _Settings:
         return value
 
     def set(self, name: str, value: Any) -> None:
-        """Change a setting, which hooks may do, and drop the cache."""
+        """Change a setting, and drop the cache. Hooks may call this."""
         cfg = self._cfg
         cfg.set(name, value)
         self.__dict__ = {"_cfg": cfg}
@@ -100,8 +100,8 @@ class _Client(coro.sock):
 
     # b"" when a response begins, then its head until the head is sent, None afterwards.
     _head: bytes | None = None
-    # A lock that keeps the bytes of one send together. It is made when the application itself first calls `send`,
-    # because several coros of the application may do that.
+    # A lock that keeps the bytes of one `send` together, because several coros of the application may call `send`. It
+    # is made at the first such call.
     _sending: Any = None
 
     def begin_answer(self) -> None:
@@ -146,7 +146,7 @@ class _Client(coro.sock):
         if self.gettimeout() is not None:
             return super().send(data, flags)
         if self._sending is None:
-            vars(self).setdefault("_sending", _core.thread_lock())  # another thread may do so at the same time
+            vars(self).setdefault("_sending", _core.thread_lock())  # keeps a lock that another thread has just set
         self._send_whole(data, flags)
         with memoryview(data) as view:
             return view.nbytes
@@ -194,7 +194,7 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
     cfg: Any
     _is_alive = True
     _is_quitting = False
-    # While the loop runs: the loop, and the event that wakes its first coro.
+    # The loop while it runs, and the event that wakes the loop's first coro.
     _loop: Any = None
     _changed: Any = None
 

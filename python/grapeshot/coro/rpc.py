@@ -1,4 +1,4 @@
-"""Calls between processes in coros: :mod:`grapeshot.rpc` without ``await``.
+"""Calls between processes, made by coros and answered in coros: :mod:`grapeshot.rpc` without ``await``.
 
     >>> def divide(a, b):
     ...     return a / b

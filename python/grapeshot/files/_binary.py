@@ -32,7 +32,7 @@ class BinaryFile(RawFile):
     def __init__(self, *args: Any, buffer_size: int = BUFFER_SIZE, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._buffer_size = buffer_size
-        # Read ahead: the bytes, and how many of them the program has got.
+        # The bytes that were read ahead, and how many of them the program has got.
         self._ahead = b""
         self._taken = 0
         self._collected: list[bytes] = []
@@ -304,4 +304,4 @@ class BinaryFile(RawFile):
         try:
             self._queue.start("write", fd, data, self._offset(), on_end=on_end)
         except RuntimeError:  # the loop is closed
-            pass  # on_end was called
+            pass  # `start` has called on_end, which closes the file

@@ -108,7 +108,7 @@ def open(  # noqa: A001
     executor.
 
     Raises:
-        OSError: the file cannot be opened (when the result is awaited).
+        OSError: the file cannot be opened. This is raised when the result is awaited.
         ValueError, TypeError, LookupError: wrong arguments, as for the built-in function.
     """
     kind = _parsed(mode)
@@ -142,7 +142,7 @@ def open(  # noqa: A001
 
 
 def _parsed(mode: str) -> str:
-    """Return the letter that says how the file is created. Raises the exceptions of the built-in function."""
+    """Return the letter of the mode that is r, w, x or a. Raises the exceptions of the built-in function."""
     if not isinstance(mode, str):
         raise TypeError(f"open() argument 'mode' must be str, not {type(mode).__name__}")
     letters = set(mode)

@@ -5,8 +5,8 @@ interrupted read does not move the position. All other files (descriptors that t
 pipes) use the descriptor's own position. Bytes that an interrupted read has taken from such a file are given to the
 next read.
 
-The number of bytes that a call has written is noted when the call ends (``_written``), even if nobody waits for it any
-longer. So data is neither lost nor written twice after an interruption.
+The number of bytes that a call has written is recorded when the call ends (``_written``), even if nobody waits for the
+call any longer. So data is neither lost nor written twice after an interruption.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def read_into(buffer: WriteableBuffer, read: Callable[[int], Any]) -> int:
     with memoryview(buffer) as view, view.cast("B") as octets:
         if view.readonly:
             raise TypeError("readinto() argument must be read-write bytes-like object")
-        # The call must not write into the caller's buffer: it goes on if the task is cancelled.
+        # The call must not write into the caller's buffer, because the call goes on if the task is cancelled.
         data = await read(len(octets))
         octets[: len(data)] = data
     return len(data)
@@ -89,7 +89,7 @@ class AsyncFile:
         raise TypeError(f"cannot pickle {type(self).__name__!r} object")
 
     async def readline(self, size: int | None = -1, /) -> Any:
-        """Return the next line with its end, or at most ``size`` bytes or characters of it; empty at the end."""
+        """Return the next line, or at most ``size`` bytes or characters of it; empty at the end of the file."""
         async with self._lock:
             await self._before_reading()
             return await self._line(checked_size(size))
@@ -214,7 +214,7 @@ class RawFile(AsyncFile):
         return self._position if self._tracks else aio.OWN_POSITION
 
     async def _read_some(self, size: int) -> bytes:
-        """Read up to ``size`` bytes at the position, which is moved."""
+        """Read up to ``size`` bytes at the position, and move the position."""
         if size <= 0:
             return b""
         if self._returned:
@@ -251,7 +251,7 @@ class RawFile(AsyncFile):
             self._returned += data
 
     async def _write_some(self, data: bytes) -> int:
-        """Write the front of ``data`` at the position, which is moved when the call ends."""
+        """Write the front of ``data`` at the position, and move the position when the call ends."""
 
         def on_end(outcome: Any) -> None:
             if isinstance(outcome, int):
@@ -264,7 +264,7 @@ class RawFile(AsyncFile):
             self._position += count
 
     def _length_of_rest(self) -> int:
-        """Return how much to read at once: the rest of the file and a byte, which shows whether it has grown."""
+        """Return how much to read at once: the rest of the file, and one byte more to see whether it has grown."""
         rest = 0
         if self._is_regular:
             rest = os.fstat(self._fd).st_size - self._raw_position() + 1
@@ -443,7 +443,7 @@ class RawFile(AsyncFile):
             return self._move_to(offset, whence)
 
     async def truncate(self, size: int | None = None, /) -> int:
-        """Change the file's length to ``size`` (by default the position), and return that length. The position stays.
+        """Change the file's length to ``size`` (by default the position), and return that length. Keep the position.
 
         Raises:
             OSError: the call failed.

@@ -369,7 +369,7 @@ class TextFile(AsyncFile):
         """Go to a position that :meth:`tell` has returned, to the start (0), or to the end (``0, os.SEEK_END``).
 
         Raises:
-            io.UnsupportedOperation: the file has no positions, or a number other than 0 is not relative to the start.
+            io.UnsupportedOperation: the file has no positions, or an offset from the position or from the end is not 0.
             ValueError: the position is negative, or ``whence`` is not one of ``os.SEEK_SET``, ``os.SEEK_CUR``
                 and ``os.SEEK_END``.
         """

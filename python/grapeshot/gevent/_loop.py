@@ -57,7 +57,7 @@ def _watch_switches() -> None:
     if previous is _core._exchange_running_loops or getattr(previous, "exchanges_loops", False):
         return
     current = greenlet.getcurrent()
-    _core._exchange_running_loops("switch", (current, current))  # tells where the exchanges begin
+    _core._exchange_running_loops("switch", (current, current))  # the exchanges begin in this greenlet
     if previous is None:
         greenlet.settrace(_core._exchange_running_loops)
         return
@@ -91,7 +91,7 @@ class Loop(_core._HubLoop):
     asyncio_loop: grapeshot.Loop
 
     def __init__(self, flags: object = None, default: bool | None = None) -> None:
-        # None: the hub of the main thread asks for its loop.
+        # None comes from the hub of the main thread, whose loop is the default one.
         self._default = default is None or bool(default)
         loop = grapeshot.new_event_loop()
         loop._default_executor = HubExecutor()
@@ -226,7 +226,7 @@ class Loop(_core._HubLoop):
         return True
 
     def reinit(self) -> None:
-        """In the child of a fork: get a poller of the child's own, begin all watchers again, and fire fork watchers.
+        """In the child of a fork: make a poller for the child, begin all watchers again, and fire fork watchers.
 
         The child does not continue asyncio's tasks and transports, which are the parent's.
         """
@@ -321,7 +321,7 @@ class Loop(_core._HubLoop):
         self._soon(self._run_callbacks)
 
     def _run_callbacks(self) -> None:
-        """Run callbacks, including those that are added while it runs, for at most the switch interval."""
+        """Run callbacks, including those that are added in the meantime, for about the switch interval."""
         callbacks, count = self._callbacks, 0
         expiration = self.now() + gevent.getswitchinterval()
         try:

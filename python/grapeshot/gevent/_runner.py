@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def runner_of(loop: object, likely: Any) -> Any:
     """Return the greenlet in which ``loop`` runs.
 
-    That is ``likely``, to which the hub has switched, unless that greenlet has switched to another one directly. The
-    frames of suspended greenlets show which one runs the loop.
+    That is ``likely``, to which the hub has switched, unless that greenlet has switched to another one directly. In
+    that case, the frames of the suspended greenlets show which one runs the loop.
     """
     if not _runs(likely, loop):
         for each in gc.get_objects():

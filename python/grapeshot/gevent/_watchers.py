@@ -218,7 +218,7 @@ def _check_events(events: int) -> None:
 
 
 class timer(Watcher):  # noqa: N801
-    """Fires after ``after`` seconds, and then every ``repeat`` seconds, unless that is 0."""
+    """Fires after ``after`` seconds, and then every ``repeat`` seconds, unless ``repeat`` is 0."""
 
     def __init__(
         self, loop: Loop, after: float = 0.0, repeat: float = 0.0, ref: bool = True, priority: int | None = None
@@ -231,7 +231,7 @@ class timer(Watcher):  # noqa: N801
 
     @property
     def at(self) -> float:
-        """When it fires, on the loop's clock."""
+        """The time on the loop's clock at which it fires next; 0.0 if it is not set."""
         return 0.0 if self._handle is None else self._handle.when()
 
     def start(self, callback: Callable[..., Any], *args: Any, update: bool = True) -> None:
@@ -297,7 +297,7 @@ class signal_(Watcher):  # noqa: N801
 
 
 class _InEachIteration(Watcher):
-    """Fires in each iteration of the loop, but not before the callbacks that were added before it."""
+    """Fires in each iteration of the loop, after the callbacks that were added before it was started."""
 
     _handle: Any = None
 

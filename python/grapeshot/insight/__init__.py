@@ -1,4 +1,4 @@
-"""Look inside a running program: its tasks and coros, descriptors, memory, CPU time and durations.
+"""Look inside a running program: its tasks and coros, descriptors, memory and CPU time, and how long things take.
 
 :func:`tree`
     Tasks, coros, timers, sockets and threads at this moment. Each task and coro is shown with the object it waits for.

@@ -1,7 +1,8 @@
 """CPU accounting: the observers of a loop's steps, and the CPU time that each task, coro and connection has used.
 
 The native loop reads the clocks around each step (``probe/step.rs``) and calls the observers that are set here.
-While no observer is set, the CPU clock is not read. Only the loop's thread uses this module.
+While no observer is set, the CPU clock is not read. Only the loop's thread uses this module, but an owner may be freed
+in any thread.
 """
 
 from __future__ import annotations
@@ -128,11 +129,11 @@ class Charges:
         # The accounts of owners that are alive, by id(owner). An object whose methods are callbacks has an account for
         # each method, by (id(owner), name).
         self._open: dict[int | tuple[int, str | None], _Open] = {}
-        # The accounts of owners that do not support weak references. They are kept by name and never end.
+        # The accounts of owners that do not support weak references, by subject. Nothing tells when such an owner ends.
         self._named: dict[Subject, _Open] = {}
         # For owners that have ended and were alike: label, cpu_ns, steps and number of owners.
         self._ended: dict[_Key, list[Any]] = {}
-        # The accounts of owners that have ended and are not in `_ended` yet. An owner may be freed in any thread.
+        # The accounts of owners that have ended and are not in `_ended` yet. Any thread may append to the queue.
         self._just_ended: collections.deque[_Open] = collections.deque()
 
     def charge(self, what: Any, wall_ns: int, cpu_ns: int) -> None:
@@ -207,7 +208,7 @@ def set_cpu_accounting(loop: BaseLoop, enabled: bool) -> None:
 def observe_steps(loop: BaseLoop, name: str, observer: Any) -> None:
     """Call ``observer(what, wall_ns, cpu_ns)`` after each step.
 
-    It replaces an earlier observer of the same ``name``. None removes that observer.
+    An earlier observer of the same ``name`` is replaced, or removed if ``observer`` is None.
     """
     if loop._step_observers is None:
         loop._step_observers = {}

@@ -8,7 +8,7 @@
 
 ``io`` and ``tls`` cover transports only, not the sockets of coros and not ``sock_*``. The records have the level DEBUG.
 They go to stderr if the program has not configured logging. The variable is read when the package makes its first loop.
-Without it, the only cost is the test of a flag for each read and send.
+If it is not set, the only cost is the test of a flag for each read and send.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def tally_descriptors(found: Iterable[Descriptor], before: Iterable[Tally] | Non
 
 
 def descriptors(loop: Any, has_owners: bool = True) -> list[Descriptor]:
-    """Return all descriptors. With ``has_owners`` false, omit the owners, because their texts need ``repr`` calls."""
+    """Return all descriptors. With ``has_owners`` false, omit the owners, to call no ``repr`` of the program."""
     known = _known_to(loop)
     origins: dict[int, str] = {}
     for thing in list(loop._origins or ()):
@@ -77,7 +77,7 @@ def descriptors(loop: Any, has_owners: bool = True) -> list[Descriptor]:
                 sock = _tree._describe(fd, None)
             what = _file_words(fd) if sock is None else sock.words()
         except OSError:
-            continue  # it was the descriptor that listed the directory, which is closed now
+            continue  # another thread has just closed it, or it was the descriptor that listed the directory
         if sock is not None:
             sockets[fd] = sock
         text = None if owner is None or not has_owners else _tree._owner_words(owner)
@@ -168,7 +168,7 @@ def _allocation_sites() -> dict[int, str]:
         return {}
     found = {}
     for each in gc.get_objects():
-        # isinstance() would also ask the object for its class, and a dead weakref.proxy raises ReferenceError.
+        # isinstance() would also read `each.__class__`, for which a dead weakref.proxy raises ReferenceError.
         if not issubclass(type(each), (socket.socket, io.FileIO)):
             continue
         made = tracemalloc.get_object_traceback(each)

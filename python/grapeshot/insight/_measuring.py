@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _RUN = lifecycle.run_forever.__code__
-# The shortest and the longest time between two checks of whether a callback is still running.
+# The shortest and the longest time between two checks of how long the current callback has been running.
 _CHECK_S = (0.001, 0.05)
 # How long to wait for the end of the thread that checks, in seconds.
 _END_S = 1.0
 # The largest limit for slow callbacks. No callback takes that long, and in nanoseconds it fits the native loop's type.
 _NEVER_S = 1e9
-# The kind to report, where it differs from the subject's kind: a connection was busy because its protocol was called.
+# The kind to report, where it differs from the subject's kind: a step of a connection is a call of its protocol.
 _KINDS = {"connection": "protocol"}
 
 
@@ -52,7 +52,7 @@ class SlowCallback:
     smallest ``seconds`` of all listeners with ``stacks``. Empty if there is no such listener, if C code kept the GIL so
     that the watching thread could not run, or if there is no GIL."""
     subject: Subject | None = field(default=None, repr=False)
-    """Its kind, name, function and place. Names that asyncio made, like ``Task-7``, are left out."""
+    """Its kind, name, function and place. The name is empty if it is a default name such as ``Task-7``."""
 
 
 def measure_callbacks(self: BaseLoop, enabled: bool = True) -> None:
@@ -127,7 +127,7 @@ def _of(loop: BaseLoop) -> _Measuring:
 
 
 class _Measuring:
-    """Whether a loop has to measure, its slow listeners, and the thread that takes the stacks of slow callbacks."""
+    """The slow listeners of a loop, the thread that takes stacks for them, and whether `measure_callbacks` is on."""
 
     def __init__(self, loop: BaseLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -164,7 +164,7 @@ class _StackRecorder(HelperThread):
         self._loop = weakref.ref(loop)
         self._after_ns = int(after_s * 1e9)
         self._pause_s = min(max(after_s, _CHECK_S[0]), _CHECK_S[1])
-        # For the callback whose stack was taken last: when it began, how long it had run then, and the stack.
+        # The last stack that was taken: when its callback began, how long the callback had run by then, and the stack.
         self._seen: tuple[int, int, tuple[str, ...]] = (0, 0, ())
 
     def stack_of(self, started_ns: int) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class Statistics:
     iterations: int
     """Iterations of the loop."""
     polls: int
-    """How often the loop has asked the system for events. Iterations that find ready work may leave this out."""
+    """How often the loop has asked the system for events. An iteration that finds ready work may skip this."""
     events: int
     """Events that the system has returned: ready descriptors, wake-ups by other threads, and signals."""
     callbacks: int

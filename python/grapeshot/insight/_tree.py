@@ -30,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# The text shows at most this many timers, and as many sockets and threads.
+# The text shows at most this many items of each kind: timers, sockets and threads.
 _SHOWN = 100
 _KINDS = {_socket.SOCK_STREAM: "tcp", _socket.SOCK_DGRAM: "udp"}
 # The name of the private directory in which a back door's socket is created, before it is linked into the directory
@@ -58,11 +58,11 @@ class Socket:
 
     fd: int
     kind: str
-    """``"tcp"``, ``"udp"``, ``"unix"``, or ``"unix datagram"`` for any Unix socket that is not a stream. For other
-    sockets, the numbers of family and type, or for an Internet socket the number of the type."""
+    """``"tcp"``, ``"udp"``, ``"unix"``, or ``"unix datagram"`` for any Unix socket that is not a stream. For any other
+    Internet socket, the number of its type. For a socket of another family, the numbers of its family and type."""
     local: str
     peer: str | None
-    """None if it is not connected."""
+    """The address of the peer, or None if the socket is not connected."""
     is_listening: bool
     owner: str | None
     """The transport of this loop that owns the socket, with its protocol; or the coro that waits for the socket."""
@@ -104,8 +104,8 @@ class Tree:
     roots: list[Node]
     """The coros and tasks that no other one waits for. All others are below these, in a circle, or below a circle."""
     circles: list[list[Node]]
-    """Coros and tasks that wait for each other in a circle, unless a root leads to the circle. In each list, every one
-    waits for the next; the last one is the first one again."""
+    """The circles that no root leads to: coros and tasks that wait for each other. In each list, every member waits for
+    the next one, and the first one is repeated at the end."""
     timers: list[Timer]
     sockets: list[Socket]
     threads: list[Thread]
@@ -252,7 +252,7 @@ def _owner_words(owner: Any) -> str:
 
 
 def _of_transport(transport: Any, sock: Any) -> Socket | None:
-    """Describe a connection's socket with the addresses that its transport knows. None if it does not know them."""
+    """Describe a connection's socket with its transport's addresses. None if these are not Internet addresses."""
     local, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
     if not (isinstance(local, tuple) and isinstance(peer, tuple)):
         return None

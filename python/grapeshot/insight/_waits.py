@@ -1,4 +1,4 @@
-"""Builds a tree of a loop's tasks and coros that shows which of them waits for which, with their stacks.
+"""Builds the tree of a loop's tasks and coros: which of them waits for which, and their stacks.
 
 Nothing is recorded while the program runs: everything is read from the objects that exist at this moment. The only code
 of the program that runs is the ``repr`` of the objects that are waited for. ``coro._run_info`` reads the parts that are
@@ -84,8 +84,8 @@ class Waits:
         self._every: list[Any] = [*self.tasks, *self.coros]
         self._timers = _timers_by_future(loop)
         self._known = set(self._every)
-        # For each, a description of what it waits for, and which of the others it waits for. The inner dict is used as
-        # an ordered set.
+        # For each coro and task: a description of what it waits for, and the other coros and tasks that it waits for.
+        # The inner dict is used as an ordered set.
         self._words: dict[Any, str] = {}
         self._below: dict[Any, dict[Any, None]] = {}
         for co in self.coros:
@@ -145,7 +145,7 @@ class Waits:
         return f"waits for {awaited!r}"
 
     def _sleep_of(self, co: Any) -> str | None:
-        """Return for how long a coro will sleep, or None if it does not sleep."""
+        """Describe how long a coro will still sleep. Return None if it does not sleep."""
         timer = self._timers.get(id(co))
         if timer is None or timer._callback is not _core._coro_end_sleep:
             return None
@@ -245,7 +245,7 @@ def timers_of(loop: Any) -> list[Any]:
 
 
 def is_elsewhere(loop: Any) -> bool:
-    """Whether a loop is running in another thread, so that its attributes must not be read here."""
+    """Whether a loop is running in another thread. If so, its attributes must not be read here."""
     return getattr(loop, "_thread_id", None) not in (None, threading.get_ident())
 
 
@@ -297,7 +297,7 @@ def name_of(waiter: Any) -> str:
 
 
 def _circle(waiter: Any, waiters: dict[Any, Any]) -> list[Any]:
-    """Return the circle that going up from ``waiter`` leads to. Each member waits for the next one.
+    """Go up from ``waiter``, and return the circle that this leads to. Each member waits for the next one.
 
     The first member is repeated at the end.
     """

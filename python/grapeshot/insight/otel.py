@@ -55,8 +55,8 @@ def export(
             loop measure its callbacks (``loop.add_slow_listener``). By default there are no spans.
         tracer_provider: the provider of the tracer. The default is the one that the program has set.
 
-    Each number has an instrument ``grapeshot.loop.<name>`` (without a final ``_s`` of the name), in seconds (``s``),
-    bytes (``By``) or counts. It is read when the metrics are collected. If callbacks are measured,
+    Each number has an instrument ``grapeshot.loop.<name>``, in seconds (``s``), bytes (``By``) or counts. A final
+    ``_s`` is removed from the name. The number is read when the metrics are collected. If callbacks are measured,
     ``grapeshot.loop.callback_durations`` and ``grapeshot.loop.scheduling_delays`` have a value for each of several
     percentiles, with the percentile in the attribute ``percentile``.
     """

@@ -125,8 +125,9 @@ class Client:
         argument for it by position.
 
         Raises:
-            RemoteError: the method has raised. Its subclasses mean that there is no such method, that it cannot be
-                called like this, that its result cannot be sent, or that its handler was cancelled.
+            RemoteError: the method has raised. Subclasses of RemoteError mean that the server has no such method, that
+                the method cannot be called like this, that its result cannot be sent, or that its handler was
+                cancelled.
             DeadlineExceeded: the time is over. This is a TimeoutError.
             ConnectionLost: there was no connection, or it was lost. ``sent`` tells whether the method may have run.
             PacketTooLarge: the encoded arguments are longer than the server accepts.
@@ -142,7 +143,7 @@ class Client:
     def stream(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Stream:
         """Call a method that streams its results: ``async for item in client.stream("rows", "users")``.
 
-        ``timeout`` is the limit for the whole stream. Reading from it raises the same errors as :meth:`call`.
+        ``timeout`` is the limit for the whole stream. Reading the stream raises the same errors as :meth:`call`.
         """
         if not isinstance(method, str):
             raise TypeError(f"the name of a method must be a string, not {method!r}")

@@ -47,8 +47,8 @@ Request = tuple[str, tuple[Any, ...], dict[str, Any], float | None, int]
 
 
 class ClientConnection(Connection):
-    """Calls ``on_leaving(self)`` when it stops accepting new calls, for instance at the server's goodbye, and when it
-    is lost.
+    """Calls ``on_leaving(self)`` when the connection stops accepting new calls, for instance at the server's goodbye,
+    and when it is lost.
     """
 
     def __init__(

@@ -34,8 +34,8 @@ class Msgpack:
 
     Decoding creates only plain objects: None, bool, int, float, str, bytes, list, dict, datetime, tuples as keys of
     dicts, and msgspec's Ext. Dataclasses, msgspec's Structs, tuples, sets, UUID, Decimal and enumerations can be
-    encoded, too, and arrive as plain objects.
-    Use ``msgspec.convert(value, type)`` to check them and convert them back.
+    encoded, too, and arrive as plain objects. Use ``msgspec.convert(value, type)`` to check these and convert them
+    back.
     """
 
     name = "msgpack"

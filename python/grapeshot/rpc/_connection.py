@@ -48,13 +48,13 @@ class Connection(PacketStream):
         self._max_packet = max_packet
         self._codec = codec
         self._encode, self._decode = codec.encode, codec.decode
-        # Only for Msgpack itself, because a subclass of it may have a decode() of its own.
+        # Use decode_short() only of Msgpack itself: a subclass may have a decode() of its own.
         self._decode_short = codec.decode_short if type(codec) is Msgpack else codec.decode
         self._keepalive_s = keepalive
         self._keepalive_timer: asyncio.TimerHandle | None = None
         self._is_asked = False
         self._unsent = 0
-        # By number: the lengths of the requests that are long enough to count and whose calls are under way.
+        # Request number -> length, for the requests that are long enough to count and whose calls are under way.
         # `call_bytes` is the sum of these lengths.
         self._request_sizes: dict[int, int] = {}
         self.call_bytes = 0

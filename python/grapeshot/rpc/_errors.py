@@ -12,7 +12,8 @@ class ConnectionLost(RpcError, ConnectionError):
     """There is no connection, or it was lost before the answer came.
 
     ``sent`` tells whether the request was passed to the transport. If so, the call may have run, but not more than
-    once, and the caller has to decide whether it is safe to repeat. If not, the call has not run and never will.
+    once, and the caller has to decide whether it is safe to repeat the call. If not, the call has not run and never
+    will.
     """
 
     def __init__(self, message: str, *, sent: bool) -> None:

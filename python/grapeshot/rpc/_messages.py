@@ -1,8 +1,9 @@
 """The messages of the protocol. docs/rpc.md shows when each end sends them.
 
 A message is a sequence: its kind, the number of the call, and the fields of that kind. On a connection, the numbers of
-requests increase. Each request is answered exactly once, by RESULT, ERROR or END, even if it was cancelled, unless it
-arrives after the server's GOODBYE. That way the client knows how many calls the server has under way.
+requests increase. The server answers each request exactly once, by RESULT, ERROR or END, even if it was cancelled.
+(Only requests that arrive after the server has sent GOODBYE get no answer.) That way the client knows how many calls
+the server has under way.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class PacketStream(asyncio.Protocol):
 
     def __init__(self, max_packet: int = MAX_PACKET) -> None:
         self.max_packet = max_packet
-        # The longest packet that the peer accepts. A subclass sets it when the peer has said so.
+        # The longest packet that the peer accepts. A subclass sets it when it learns the peer's limit.
         self.max_sent_packet = max_packet
         # Whether the transport accepts more: False between pause_writing and resume_writing.
         self.can_write = True

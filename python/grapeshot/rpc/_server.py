@@ -210,9 +210,9 @@ class Server:
         """Stop listening, tell all clients to send no more calls, wait for the calls under way, close the connections.
 
         Calls that have not ended after ``timeout`` seconds are cancelled; None means no limit. Their cleanup may take
-        as long again; then the connections are aborted. Calls that arrive after the clients were told are not run; the
-        client sends them again, to the next server at this address. If this coroutine is cancelled, it cancels the
-        calls at once.
+        as long again; then the connections are aborted. Calls that arrive after the clients were told to stop are not
+        run; the client sends them again, to the next server at this address. If this coroutine is cancelled, it cancels
+        the calls at once.
         """
         self._is_closing = True
         for server in self._servers:

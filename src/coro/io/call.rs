@@ -31,7 +31,7 @@ use crate::event_loop::reactor::{Direction, Reactor};
 pub(super) struct Surroundings<'a> {
     /// The loop of the running coro; None in a thread in which no coro runs.
     pub(super) reactor: Option<&'a Reactor>,
-    /// The call has already waited.
+    /// Whether the call has already waited.
     pub(super) has_waited: bool,
 }
 
@@ -59,7 +59,7 @@ pub(super) trait Operation {
         false
     }
 
-    /// Called when the call fails, perhaps after it has done a part of its work.
+    /// Cleans up after a failed call, which may have done a part of its work.
     #[cold]
     fn give_up(&mut self, _: &Socket<'_>) {}
 }

@@ -52,10 +52,10 @@ enum StreamKind {
     Unknown = 0,
     /// TCP: a short read means that nothing is left.
     Internet = 1,
-    /// Another stream: a short read means nothing. On a unix socket, a read stops before data that was sent with
-    /// descriptors.
+    /// Another stream: data may be left after a short read. On a unix socket, a read stops before data that was sent
+    /// with descriptors.
     Other = 2,
-    /// Not a stream: a short read means nothing.
+    /// Not a stream: the length of a read does not show whether more is left.
     NoStream = 3,
 }
 

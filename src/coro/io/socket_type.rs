@@ -197,7 +197,7 @@ fn note_unread<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> ObjectResult<'
 
 /// The attribute `timeout`.
 unsafe extern "C" fn timeout(slf: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls getters attached with an object of the type.
+    // SAFETY: CPython calls getters, attached, with an object of the type.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -215,7 +215,7 @@ unsafe extern "C" fn init(
     args: *mut ffi::PyObject,
     kwargs: *mut ffi::PyObject,
 ) -> c_int {
-    // SAFETY: CPython calls tp_init attached with an object of the type, a tuple, and a dict or null.
+    // SAFETY: CPython calls tp_init, attached, with an object of the type, a tuple, and a dict or null.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, -1, || {

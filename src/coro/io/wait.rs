@@ -28,8 +28,8 @@ use crate::event_loop::reactor::{Descriptors, Direction, Reactor, Watcher};
 use crate::event_loop::source::DeferredCall;
 use crate::event_loop::watching;
 
-/// The coros that wait on a socket object, at most one for each direction: owned references, or null. All zeroes means
-/// that no coro waits. In the child of a fork, a record from before the fork counts as empty: those waits, and the
+/// The coros that wait on a socket object, at most one for each direction: owned references, or null. If all bytes are
+/// zero, no coro waits. In the child of a fork, a record from before the fork counts as empty: those waits, and the
 /// registrations in the kernel, belong to the parent.
 #[repr(C)]
 pub(super) struct Waiting {
@@ -43,8 +43,8 @@ pub(super) struct Waiting {
     fd: Cell<RawFd>,
     /// The descriptor is being closed, or is closed.
     is_closing: Cell<bool>,
-    /// For `reader`, `writer`, `forks`, `fd` and `is_closing`: another thread may close the socket, or wait on it in a
-    /// loop of its own.
+    /// Protects `reader`, `writer`, `forks`, `fd` and `is_closing`, because another thread may close the socket, or
+    /// wait on it in a loop of its own.
     lock: SpinLock,
 }
 
@@ -156,8 +156,8 @@ pub(super) struct Target<'a, 'py> {
     pub(super) waiting: Option<&'a Waiting>,
     pub(super) fd: RawFd,
     pub(super) direction: Direction,
-    /// Register the descriptor with the poller again. The poller then reports it if it is ready now, and an event that
-    /// was polled before does not end this wait.
+    /// Whether to register the descriptor with the poller again. The poller then reports it if it is ready now, and an
+    /// event that was polled before does not end this wait.
     pub(super) is_anew: bool,
 }
 
@@ -263,7 +263,7 @@ impl Wait {
         });
         if has_begun {
             if waiting.set(fd, Direction::Read, coro).is_err() {
-                // `enter` is refused, too, and raises an error.
+                // The caller then calls `begin_in`, which is refused, too, and raises an error.
                 forget(coro, fd, Direction::Read);
                 return false;
             }
@@ -470,8 +470,8 @@ pub(super) fn end_closed(coro: Coro<'_>) {
 pub(super) fn forget(coro: Coro<'_>, fd: RawFd, direction: Direction) {
     if let Some(event_loop) = coro.event_loop.get(coro.py()) {
         let event_loop = LoopObject::of(&event_loop);
-        // If another thread runs the loop now, the entry stays. When `wake` is called for the entry, it finds that the
-        // coro does not wait for it any more.
+        // If another thread runs the loop now, the entry stays. When an event calls `wake` for the entry, `wake` finds
+        // that the coro no longer waits there.
         let _ = event_loop.with_loop_access(coro.py(), || {
             let descriptors = &event_loop.reactor().descriptors;
             descriptors.forget_waiter(fd, direction, coro.as_ptr());

@@ -21,7 +21,7 @@ use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::{fiber, interruption, scheduler, tasks};
 use crate::event_loop::pyloop::LoopObject;
 
-/// `ScheduleError` unless the coro belongs to this thread.
+/// Raises `ScheduleError` unless the coro belongs to this thread.
 pub(super) fn check_thread(coro: Coro<'_>) -> PyResult<()> {
     coro.check_thread(coro.py())
 }
@@ -54,7 +54,8 @@ fn start<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(none(this.py()))
 }
 
-/// `_wake(value=None)`: makes a waiting coro continue; its wait returns `value`. `ScheduleError` if it is not waiting.
+/// `_wake(value=None)`: makes a waiting coro continue; its wait returns `value`. Raises `ScheduleError` if the coro is
+/// not waiting.
 fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [value] = args.bind()?;
     check_thread(this)?;

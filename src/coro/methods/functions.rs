@@ -235,7 +235,7 @@ fn limit_ns(args: &Args<'_, '_>) -> PyResult<u64> {
     Ok((seconds * 1e9).ceil() as u64)
 }
 
-/// `_coro_report_always(flag)`: sets whether to report long runs even if no other work waits for their end.
+/// `_coro_report_always(flag)`: sets whether to report late runs even if no other work waits for their end.
 pub(super) fn report_always<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     latency::report_always(args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?);
     Ok(none(py))
@@ -341,8 +341,8 @@ pub(super) fn run_number<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult
     Ok(count.into_pyobject(py)?.into_any())
 }
 
-/// `_coro_send_signal(number, handler)`: sends the signal to this process if `handler` is still its handler. Returns
-/// whether it was sent.
+/// `_coro_send_signal(number, handler)`: sends the signal to this process if `handler` still handles that signal.
+/// Returns whether the signal was sent.
 pub(super) fn send_signal<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (Some(number), Some(handler)) = (args.get(0), args.get(1)) else {
         return Ok(none(py));

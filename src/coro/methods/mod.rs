@@ -353,7 +353,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::send_signal,
             _coro_send_signal,
-            "Send a signal to this process if handler is still its handler. Return whether it was sent."
+            "Send a signal to this process if handler still handles that signal. Return whether it was sent."
         ),
         row!(
             function,

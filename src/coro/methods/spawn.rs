@@ -67,8 +67,8 @@ fn sort_keywords<'py>(
     Ok((options, rest))
 }
 
-/// The running loop, which must be a grapeshot loop. If no loop is running, the loop that the thread's next
-/// `coro.run()` or `coro.event_loop()` will run.
+/// Returns the running loop, which must be a grapeshot loop. If no loop is running, returns the loop that the thread's
+/// next `coro.run()` or `coro.event_loop()` will run.
 fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     if with_runtime(|runtime| runtime.is_forked.get()) {
         return Err(PyRuntimeError::new_err(
@@ -101,8 +101,8 @@ unsafe extern "C" {
     fn PyMethod_Function(method: *mut ffi::PyObject) -> *mut ffi::PyObject;
 }
 
-/// TypeError if `function` cannot be called, or if it is async: a call would then only make a coroutine that nothing
-/// awaits, or an async generator that nothing iterates over.
+/// Raises `TypeError` if `function` cannot be called. Also refuses an async function: calling it would only make a
+/// coroutine that nothing awaits, or an async generator that nothing iterates over.
 #[inline]
 fn check_function(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     let mut pointer = function.as_ptr();
@@ -123,7 +123,7 @@ fn check_function(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     check_callable(function, caller)
 }
 
-/// The full check, for an object that the quick one in `check_function` has not accepted. It may not even be callable.
+/// The full check, for an object that the quick check in `check_function` has not accepted.
 #[cold]
 fn check_callable(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     if !function.is_callable() {
@@ -170,7 +170,7 @@ fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(is_async(&function) || is_async(&function.get_type().getattr("__call__")?))
 }
 
-/// `_coro_check_function(function, caller)`: TypeError unless a coro can run it.
+/// `_coro_check_function(function, caller)`: raises `TypeError` unless a coro can run the function.
 pub(super) fn check<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let (Some(function), Some(caller)) = (args.get(0), args.get(1)) {
         check_function(&function, caller.extract()?)?;

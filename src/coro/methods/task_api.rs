@@ -1,7 +1,8 @@
 //! The part of a task's interface that asyncio uses often: the outcome, the callbacks, and `await`.
 //!
-//! The rest of `asyncio.Task`'s interface is in Python (`grapeshot/coro/_coroutine.py`). Native methods have no Python
-//! frames, so the traceback of a coro's exception does not form a reference cycle with the coro.
+//! The rest of `asyncio.Task`'s interface is in Python (`grapeshot/coro/_coroutine.py`). If a Python method raised the
+//! exception that a coro keeps, the exception's traceback would keep the method's frame, and the frame would keep the
+//! coro: a reference cycle. The methods here are native, so they have no Python frames.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -214,7 +215,7 @@ impl NativeType for AwaitObject {
 
 /// `tp_as_async.am_await` and `tp_iter` of a coro.
 pub(super) unsafe extern "C" fn am_await(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls am_await attached with a coro; the allocation comes zeroed.
+    // SAFETY: CPython calls am_await, attached, with a coro; the allocation comes zeroed.
     unsafe {
         let made = ffi::PyType_GenericAlloc(AWAIT_TYPE.load(Ordering::Relaxed), 0);
         if !made.is_null() {
@@ -255,13 +256,13 @@ fn step(this: This<'_, AwaitObject>) -> PyResult<CoroutineStep<'_>> {
     Ok(Progress::MustWait(object))
 }
 
-/// `step` while no other thread uses the iterator.
+/// Calls `step` while no other thread can use the iterator.
 fn step_alone(this: This<'_, AwaitObject>) -> PyResult<CoroutineStep<'_>> {
     with_critical_section(this, || step(this))
 }
 
 unsafe extern "C" fn iternext(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_iternext attached with an object of this type.
+    // SAFETY: CPython calls tp_iternext, attached, with an object of this type.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -275,7 +276,7 @@ unsafe extern "C" fn am_send(
     _value: *mut ffi::PyObject,
     result: *mut *mut ffi::PyObject,
 ) -> ffi::PySendResult {
-    // SAFETY: CPython calls am_send attached with an object of this type and a place for the result.
+    // SAFETY: CPython calls am_send, attached, with an object of this type and a place for the result.
     unsafe {
         let py = Python::assume_attached();
         let (object, outcome) =

@@ -103,8 +103,9 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<String>> {
     }
 }
 
-/// Whether the JIT compiler is on in this process; it cannot be switched on later. That of 3.14 may free code that is still
-/// running: it counts no reference that a suspended stack, or a call of the evaluation loop, has taken.
+/// Whether the JIT compiler is on in this process. It cannot be switched on later. The JIT compiler of 3.14 may free
+/// code that is still running: it ignores the references to this code that suspended stacks and calls of the evaluation
+/// loop hold.
 fn jit_is_enabled(py: Python<'_>) -> PyResult<bool> {
     let Some(jit) = py.import("sys")?.getattr_opt("_jit")? else {
         return Ok(false);
@@ -309,7 +310,7 @@ unsafe fn has_task(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     let running = || unsafe { *field::<*mut ffi::PyObject>(thread, offset) };
     let before = running();
     if !before.is_null() {
-        // The import is inside a task: compare with that task instead of entering one.
+        // A task makes this import: compare with that task instead of entering one.
         let event_loop = tasks.call_method0("get_running_loop")?;
         let task = tasks.call_method1("current_task", (event_loop,))?;
         return Ok(task.as_ptr() == before);

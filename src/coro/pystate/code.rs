@@ -16,8 +16,8 @@ const IS_ASYNC: c_int = 0x80 | 0x200;
 /// `function` is an object of the type `PyFunction_Type`.
 #[inline]
 unsafe fn flags_of(function: *mut ffi::PyObject) -> c_int {
-    // SAFETY: by the contract; a function has a code object, which it keeps. The offset is inside a code object in every
-    // version.
+    // SAFETY: by the contract; a function has a code object, which it keeps. The offset is inside a code object in
+    // every version.
     unsafe { *field(ffi::PyFunction_GetCode(function).cast(), imp::CODE_FLAGS) }
 }
 

@@ -10,9 +10,10 @@
 //! `f_back`, tracebacks and tools may walk this chain at any time. So before a stack is evicted, the chain is linked
 //! past the entry frames; after the stack is restored, it is linked as before. Most coros have one entry frame.
 //!
-//! Walking a long chain would load each frame into the cache, usually only to find that the outermost frame is the one
-//! to change, like the last time. So the walk is skipped if this is certain: the outermost frame is alive and leads to
-//! the same entry frame, and between that entry frame and the stack pointer there is no space for another evaluation.
+//! Walking a long chain would load each frame into the cache, usually only to find that, as in the walk before, only
+//! the link of the outermost frame has to change. So the walk is skipped if that is certain: the outermost frame is
+//! alive and leads to the same entry frame as before, and there is no space for another evaluation between that entry
+//! frame and the stack pointer.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -63,7 +64,7 @@ unsafe fn entry_distance(_: Python<'_>) -> usize {
     const STACK_LEN: usize = 64 * 1024;
     let mut chain = [std::ptr::null_mut::<u8>(); 4];
     let here = (&raw const chain).addr();
-    // SAFETY: attached; a live chain of frames that has at least four (contract).
+    // SAFETY: attached, so the frames of the thread's chain are alive. A chain of fewer than four frames ends in null.
     unsafe {
         let mut frame = imp::innermost(*field(ffi::PyThreadState_Get().cast(), imp::FRAME));
         for place in &mut chain {
@@ -87,7 +88,7 @@ pub(in crate::coro) struct Relinked {
     /// The first changed link. It is kept after `restore`, for the next `skip`.
     first: Option<Link>,
     more: Vec<Link>,
-    /// The last walk was along a chain of at least `MIN_LEN` frames and changed only one link: the link of the frame at
+    /// Whether the last walk followed a chain of at least `MIN_LEN` frames, and changed only the link of the frame at
     /// the start of the data stack.
     is_outermost: bool,
 }
@@ -135,8 +136,8 @@ impl Relinked {
         }
     }
 
-    /// Does the work of `skip` without a walk, if the outermost frame is certainly the only one to change. Returns
-    /// whether it did.
+    /// Does the work of `skip` without a walk, if it is certain that only the link of the outermost frame has to
+    /// change. Returns whether it has done the work.
     ///
     /// # Safety
     /// As for `skip`, and `first` is the link of a frame that was at the start of the data stack.
@@ -168,7 +169,7 @@ impl Relinked {
         true
     }
 
-    /// Follows the whole chain.
+    /// Does the work of `skip` by following the whole chain.
     ///
     /// # Safety
     /// As for `skip`.

@@ -11,8 +11,8 @@
 //! count, and its lowest bit is set (`Include/internal/pycore_stackref.h`). The collector looks for deferred references
 //! in the frames that it reaches through the thread states, and in the list `c_stack_refs`, whose nodes lie on the C
 //! stack. It reaches neither the frames nor the nodes of a stack that does not run. So the coros' `tp_traverse`
-//! reports them. While a coro is suspended, it reports the references of its own stack. While it runs, it reports those of
-//! the stack on which the thread has started, because that stack does not run then.
+//! reports the references in them: a suspended coro reports those of its own stack, and the running coro those of the
+//! stack on which the thread has started, because that stack does not run then.
 //!
 //! ```text
 //!   thread state   current_frame, c_stack_refs   -->  the stack that runs             seen by the collector
@@ -113,7 +113,7 @@ impl Unlocked {
         self.evicted_refs = Some(objects);
     }
 
-    /// The stack is in its place again.
+    /// Called when the stack is in its place again.
     #[inline(always)]
     pub(super) fn return_to_slot(&mut self) {
         self.evicted_refs = None;

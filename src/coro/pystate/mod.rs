@@ -21,11 +21,11 @@
 //! | the running task (3.14 and later) | asyncio's current task: the coro itself, unless other code sets another one |
 //! | `critical_section`, `c_stack_refs` (free-threaded) | lists whose nodes lie on the stack (`free_threaded.rs`) |
 //!
-//! Trace and profile functions, `delete_later` and all other fields belong to the thread. From 3.14 on, other code
-//! changes two more parts of the thread state for the time that a coro runs: `tasks` exchanges the running loop if the
+//! Trace and profile functions, `delete_later` and all other fields belong to the thread. From 3.14 on, two more
+//! parts of the thread state change for the time that a coro runs: the module `tasks` exchanges the running loop if the
 //! coro hides it, and `protect` sets the bounds of the C stack.
 //!
-//! The scheduler swaps the coro's part on the thread's own stack, attached.
+//! When the scheduler swaps the coro's part, it runs on the thread's own stack, and the thread is attached.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -38,13 +38,13 @@ use unlocked::Unlocked;
 
 use crate::binding::HAS_GIL;
 
-/// A table of offsets. Each row has the name of a constant, its value, and the part of a C structure that has this
-/// offset and this type, or this size:
+/// A table of offsets. Each row has the name of a constant and its value, and says what the value is in C: the offset
+/// of a field, with the field's type, or the size of a structure:
 ///
 /// ```text
 ///   TRACING: usize = 60 => "int" PyThreadState.tracing;
 ///   EXECUTOR: Option<usize> = Some(272) => "void *" PyThreadState.current_executor;
-///   EVAL_BREAKER: Option<usize> = None;              some versions have this field, but not this one
+///   EVAL_BREAKER: Option<usize> = None;              only other versions have this field
 ///   CFRAME_LEN: usize = 24 => sizeof(_PyCFrame);
 /// ```
 ///
@@ -116,8 +116,8 @@ pub(super) use spare_chunks::keep_chunks;
 /// take 150 to 350 bytes.
 const C_LEVEL_LEN: usize = 2 * 1024;
 
-/// The part of a thread state that belongs to one stack. Except for `context` and `task`, its pointers are borrowed;
-/// the coro keeps their targets alive.
+/// The part of a thread state that belongs to one stack. The pointers except `context`, `executor` and `task` are
+/// borrowed: the coro keeps their targets alive.
 #[repr(C)]
 pub(super) struct PyState {
     /// `cframe` or `current_frame`.
@@ -128,7 +128,8 @@ pub(super) struct PyState {
     chunk: *mut u8,
     chunk_top: *mut u8,
     chunk_limit: *mut u8,
-    /// While the state is not in use by the thread, an owned reference or null.
+    /// The executor to which the stack returns. While the thread does not use the state, this is an owned reference or
+    /// null.
     executor: *mut ffi::PyObject,
     /// The task that asyncio sees (3.14 and later): the coro itself, or the task that was current when the coro was
     /// suspended.
@@ -374,7 +375,7 @@ impl PyState {
         }
     }
 
-    /// Instruments the code of the frames if that is necessary before they continue. MemoryError if it fails.
+    /// Instruments the code of the frames if that is necessary before they continue. Raises `MemoryError` on failure.
     ///
     /// # Safety
     /// The state belongs to a stack of this thread, which is suspended in its place.
@@ -469,8 +470,8 @@ unsafe fn field<T>(object: *mut u8, offset: usize) -> *mut T {
 /// Attached; `innermost` is the innermost frame of a suspended stack or of this thread's own stack, or null.
 pub(super) unsafe fn frame_object(py: Python<'_>, innermost: *mut u8) -> Option<Bound<'_, PyAny>> {
     let mut holder = CFrame { words: [0; 3] };
-    // SAFETY: the thread state shows the other chain of frames only during the getter, which allocates at most a frame
-    // object; the collector is switched off for that time.
+    // SAFETY: the thread state shows the chain of `innermost` only while the getter runs. The getter allocates at most
+    // a frame object, and the collector is switched off for that time.
     unsafe {
         let thread = ffi::PyThreadState_Get();
         let place = field::<*mut u8>(thread.cast(), imp::FRAME);

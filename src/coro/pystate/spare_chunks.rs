@@ -91,9 +91,8 @@ pub(in crate::coro) fn keep_chunks(_attached: Python<'_>) {
         alloc: None,
         free: None,
     };
-    // SAFETY: attached; the pointers are to a live struct, and the new context lives as long as the process. Blocks
-    // that the interpreter has already allocated may be freed through the new allocator, which passes them on or keeps
-    // them.
+    // SAFETY: attached; the pointers are to a live struct, and the new functions do not use their context. Blocks that
+    // the interpreter has already allocated may be freed through the new allocator, which passes them on or keeps them.
     unsafe {
         ffi::PyObject_GetArenaAllocator(&raw mut arena);
         let keeper = Box::leak(Box::new(Keeper {

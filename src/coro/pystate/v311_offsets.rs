@@ -28,7 +28,7 @@ offsets! {
     FRAME_PREVIOUS: usize = 48 => "void *" _PyInterpreterFrame.previous;
     CODE_VERSION: Option<usize> = None;
     CODE_FLAGS: usize = 48 => "int" PyCodeObject.co_flags;
-    // After the header and `f_back`.
+    // The field follows the object header and `f_back`.
     F_FRAME: usize = 24 => "void *" PyFrameObject.f_frame;
     USE_TRACING: usize = 0 => "uint8_t" _PyCFrame.use_tracing;
     CFRAME_LEN: usize = 24 => sizeof(_PyCFrame);

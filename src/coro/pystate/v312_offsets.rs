@@ -27,7 +27,7 @@ offsets! {
     FRAME_PREVIOUS: usize = 8 => "void *" _PyInterpreterFrame.previous;
     CODE_VERSION: Option<usize> = Some(160) => "uint64_t" PyCodeObject._co_instrumentation_version;
     CODE_FLAGS: usize = 48 => "int" PyCodeObject.co_flags;
-    // After the header and `f_back`.
+    // The field follows the object header and `f_back`.
     F_FRAME: usize = 24 => "void *" PyFrameObject.f_frame;
     CFRAME_LEN: usize = 16 => sizeof(_PyCFrame);
     CURRENT_FRAME: usize = 0 => "void *" _PyCFrame.current_frame;

@@ -27,7 +27,7 @@ offsets! {
     FRAME_PREVIOUS: usize = 8 => "void *" _PyInterpreterFrame.previous;
     CODE_VERSION: Option<usize> = Some(168) => "uintptr_t" PyCodeObject._co_instrumentation_version;
     CODE_FLAGS: usize = 48 => "int" PyCodeObject.co_flags;
-    // After the header and `f_back`.
+    // The field follows the object header and `f_back`.
     F_FRAME: usize = 24 => "void *" PyFrameObject.f_frame;
     // `Include/internal/pycore_tstate.h`
     RUNNING_LOOP: Option<usize> = Some(864) => "void *" _PyThreadStateImpl.asyncio_running_loop;

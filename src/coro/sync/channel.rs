@@ -206,7 +206,7 @@ fn begin_send(
     let coro = suspension::suspendable(this.py())?;
     call.deadline = Some(Deadline::new(coro, call.limit)?);
     if !this.receivers.is_empty() || this.is_closing.get() {
-        // A destructor that `Deadline::new` ran has changed the channel.
+        // A destructor that `Deadline::new` ran has changed the channel, so this call need not wait.
         hand_over(this, value, false, Limit::AtOnce)?;
         return Ok(None);
     }
@@ -221,7 +221,7 @@ fn deliver<'py>(this: Channel<'py>, value: Bound<'py, PyAny>, is_exception: bool
     let coro = suspension::suspendable(this.py())?;
     let deadline = Deadline::new(coro, Limit::Endless)?;
     if !this.receivers.is_empty() || this.is_closing.get() {
-        // A destructor that `Deadline::new` ran has changed the channel.
+        // As in `begin_send`.
         return hand_over(this, value, is_exception, Limit::AtOnce).map(drop);
     }
     let request = if is_exception { EXCEPTION } else { 0 };

@@ -83,7 +83,7 @@ pub(in crate::coro) fn set_end_wait(function: &Bound<'_, PyAny>) {
 }
 
 /// The time limit of one call, which may wait several times. Make it before the last check of the condition that the
-/// coro waits for: making it may run destructors, which may wait themselves, so that the condition may change.
+/// coro waits for: making it may run destructors, which may wait, and the condition may change meanwhile.
 pub(in crate::coro) struct Deadline<'py> {
     coro: Coro<'py>,
     timer: Option<HandleRef>,

@@ -2,7 +2,7 @@
 //!
 //! - `object`: the parts that the primitives share as Python objects, and the wait itself; `limit`: the time limit of a
 //!   wait
-//! - `semaphore`, `lock` (and mutex), `condition`, `fifo`, `channel`; `item_queue`: the items of the last two
+//! - `semaphore`, `lock` (and mutex), `condition`, `fifo`, `channel`; `item_queue`: the items of a fifo or channel
 //! - `wakeup`, which only the package itself uses
 //!
 //! All of them grant in the same way. A permit, the lock or an item is given to the first coro in the queue before that

@@ -113,12 +113,12 @@ unsafe fn name_of_type(py: Python<'_>, object: *mut ffi::PyObject) -> String {
         .map_or_else(|| "primitive".to_owned(), |name| name.to_string())
 }
 
-/// How a wait in a queue has ended. If it was neither granted nor late nor interrupted, the waiter was woken for
+/// How a wait in a queue has ended. If it ended without a grant, a timeout or an interruption, the waiter was woken for
 /// another reason, and tries again.
 pub(in crate::coro) struct EndedWait<'py> {
     /// The value of the wake, or the interruption.
     pub(in crate::coro) result: PyResult<Bound<'py, PyAny>>,
-    /// The coro was granted its request. After an interruption it has to pass that on or give it back.
+    /// The coro was granted its request. After an interruption it has to pass the grant on or give it back.
     pub(in crate::coro) is_granted: bool,
     /// The timeout expired before the request was granted.
     pub(in crate::coro) is_late: bool,
@@ -266,7 +266,7 @@ pub(super) fn offer_in_queue<'py>(
 #[inline]
 pub(super) fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> EndedWait<'py> {
     let node = &coro.wait_node;
-    // `make_ready` has removed the coro from the queue. The coro is still queued only if it could not wait.
+    // Normally, `make_ready` has removed the coro from the queue. It is still queued only if it could not wait.
     node.unlink();
     EndedWait {
         result,

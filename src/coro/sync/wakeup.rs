@@ -1,7 +1,8 @@
 //! `wakeup`: a callback that wakes one coro, for the parts of the package that wait for a future or for another coro.
 //!
 //! The coro may wait for something else between `add_done_callback(wakeup)` and `wakeup.wait()`: a signal handler or a
-//! finalizer that runs there may wait. The wake-up does not end such a wait, and `wait` finds that it has come.
+//! finalizer that runs there may wait. A wake-up that comes then does not end that other wait, and `wakeup.wait()`
+//! returns at once.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -61,7 +62,7 @@ unsafe impl Primitive for WakeupObject {
     }
 }
 
-/// One step of `wait` or `wait_quietly`, whose state is `has_begun`. Once it is true, an error is an interruption.
+/// One step of `wait` or `wait_quietly`, whose state is `has_begun`. Once that is true, an error is an interruption.
 #[inline]
 fn step(
     this: Wakeup<'static>,

@@ -42,7 +42,7 @@ fn limited(timeout_s: f64) -> PyResult<Limit> {
     })
 }
 
-/// The limit that `acquire(blocking=True, timeout=-1)` asks for.
+/// The limit for the arguments of `acquire(blocking=True, timeout=-1)`.
 pub(super) fn of_acquire(
     blocking: Option<Bound<'_, PyAny>>,
     timeout: Option<Bound<'_, PyAny>>,
@@ -69,7 +69,7 @@ pub(super) fn of_acquire(
     limited(timeout_s)
 }
 
-/// The limit that `block=True, timeout=None` asks for. `limit_of` reads a timeout that is not None.
+/// The limit for the arguments `block=True, timeout=None`. `limit_of` converts a timeout that is not None.
 fn of_block_and_timeout<'py>(
     block: Option<Bound<'py, PyAny>>,
     timeout: Option<Bound<'py, PyAny>>,

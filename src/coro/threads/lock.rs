@@ -21,7 +21,7 @@ use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::{members_slot, methods_slot, offset_member, row};
 use crate::coro::sync::limit::Limit;
 
-/// The initial state is all zeroes, except for the waiters.
+/// In the initial state, all bytes are zero, except those of `waiters`.
 #[repr(C)]
 struct LockObject<const RECURSIVE: bool> {
     base: ffi::PyObject,

@@ -8,9 +8,9 @@
 //! - `shared_queue`, `queue_methods`: the queue and the channel of `grapeshot.threads`, for which tasks can wait, too
 //! - `limit`: the arguments with which a caller limits its wait, such as `timeout`
 //!
-//! A free lock and an available item are taken without a wait, in any code: even in a finalizer that the garbage
-//! collector runs, in a greenlet, and in a forked child, where a coro cannot wait. A released lock or a new item is
-//! given to the first waiter before that waiter runs.
+//! A free lock and an available item are taken without a wait, even where a coro cannot wait: in a finalizer that the
+//! garbage collector runs, in a greenlet, and in a forked child. A released lock or a new item is given to the first
+//! waiter before that waiter runs.
 //!
 //! Outside of any coro (in a callback or a task) the loop's thread waits as any thread does: it blocks, and so does its
 //! loop. If a coro of that thread holds the lock, it could not release the lock during the wait. So a wait without a

@@ -428,8 +428,8 @@ pub(super) fn make_channel_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<
             shared_channel.send,
             "\
                 Send an item. If the channel is full, wait until there is a place.\n\n\
-                A coro waits while other coros run; a real thread blocks. Raises TimeoutError if block is false or the\n\
-                timeout expires, and ClosedError if the channel is closed."
+                A coro waits while other coros run; a real thread blocks. Raises TimeoutError if block is false or\n\
+                the timeout expires, and ClosedError if the channel is closed."
         ),
         row!(
             method,
@@ -443,8 +443,8 @@ pub(super) fn make_channel_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<
             shared_channel.receive,
             "\
                 Remove and return the oldest item. If the channel is empty, wait for an item.\n\n\
-                A coro waits while other coros run; a real thread blocks. Raises TimeoutError if block is false or the\n\
-                timeout expires, and ClosedError if the channel is closed and empty."
+                A coro waits while other coros run; a real thread blocks. Raises TimeoutError if block is false or\n\
+                the timeout expires, and ClosedError if the channel is closed and empty."
         ),
         row!(
             method,

@@ -30,7 +30,7 @@ use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::coro::runtime;
 use crate::coro::sync::item_queue::ItemQueue;
 
-/// The initial state is all zeroes, except for the items and the waiters.
+/// In the initial state, all bytes are zero, except those of `items` and of the waiters.
 #[repr(C)]
 pub(super) struct SharedQueue<const CHANNEL: bool> {
     base: ffi::PyObject,

@@ -58,7 +58,8 @@ fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool
     if says(event_loop, "is_closed") {
         return false;
     }
-    // A signal handler may have raised this, before or after the call was queued. A second call does no harm.
+    // A signal handler may have raised the error, before or after the callback was queued. So try again: if the
+    // callback is queued twice, its second run does nothing.
     let again = call();
     if error.is_instance_of::<PyKeyboardInterrupt>(py) {
         // SAFETY: attached. The main thread raises the interruption again.
@@ -138,7 +139,7 @@ impl TaskWaiters {
         Some(waiter)
     }
 
-    /// Notes whether a waiter that was claimed was woken. Returns whether its grant has to be taken back, because the
+    /// Records whether a claimed waiter was woken. Returns whether its grant has to be taken back, because the
     /// waiter was not woken and has not given the grant back itself. Keeps no reference to the waiter.
     pub(super) fn settle(&self, waiter: &TaskWaiter, is_woken: bool) -> bool {
         let is_refused = remove(&self.claimed, waiter.future.as_ptr()) && !is_woken;
@@ -155,7 +156,7 @@ impl TaskWaiters {
         let mut refused = self.refused.borrow_mut();
         refused.extend(waiting.iter().map(|waiter| waiter.future.as_ptr().addr()));
         refused.append(&mut self.claimed.borrow_mut());
-        // Before the references are dropped, because that may run any code.
+        // End the borrow before the references are dropped, because dropping them may run any code.
         drop(refused);
         drop(waiting);
     }

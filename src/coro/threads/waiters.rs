@@ -150,8 +150,8 @@ impl Party {
     }
 }
 
-/// A real thread that waits. Both the thread and the queue hold a reference to it, so an interpreter that ends a thread
-/// during its wait leaves no dangling pointer.
+/// A real thread that waits. Both the thread and the queue hold a reference to this value, so an interpreter that ends
+/// a thread during its wait leaves no dangling pointer.
 pub(super) struct ThreadWaiter {
     /// Locked until the thread is woken.
     semaphore: *mut c_void,
@@ -232,7 +232,7 @@ impl Claimed<'_> {
                 Some(Party::of_coro(coro))
             }
             Self::Thread(waiter) => {
-                // SAFETY: locked since it was made, and released only here: a waiter is claimed once.
+                // SAFETY: the semaphore is locked from the start, and released only here: a waiter is claimed once.
                 unsafe { PyThread_release_lock(waiter.semaphore) };
                 Some(waiter.party)
             }
@@ -242,7 +242,7 @@ impl Claimed<'_> {
 }
 
 /// How many waiters were granted their request and have not run yet. In the child of a fork, the count starts again at
-/// 0, because the parent's waiters do not exist there. All zeroes: there are no grants.
+/// 0, because the parent's waiters do not exist there. A value whose bytes are all zero is valid, and has no grants.
 pub(super) struct Grants {
     count: Cell<usize>,
     /// `forks()` when the count was last used.
@@ -284,7 +284,7 @@ pub(super) struct Waiters {
 /// Something to wait for: a lock, an item or a place in a queue, or the end of the work on all items.
 pub(super) trait Source {
     fn waiters(&self) -> &Waiters;
-    /// Takes it, if that is possible without waiting.
+    /// Takes the source, if that is possible without waiting.
     fn take(&self, py: Python<'_>) -> bool;
     /// Takes back the grant of a waiter that was interrupted, and passes it to the next waiter.
     fn give_back(&self, py: Python<'_>);
@@ -355,8 +355,8 @@ fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool
     Ok(true)
 }
 
-/// Takes `source`, waiting for it in spite of all interruptions. In a coro, they are raised at its next wait. In a real
-/// thread, an exception from a signal handler is raised once `source` was taken.
+/// Takes `source`, waiting for it in spite of all interruptions. A coro gets the interruptions at its next wait. A real
+/// thread gets an exception from a signal handler as soon as it has taken `source`.
 pub(super) fn take_undisturbed(py: Python<'_>, source: &impl Source) -> PyResult<()> {
     let mut interruptions = Vec::new();
     while !source.take(py) {

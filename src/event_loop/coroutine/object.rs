@@ -60,8 +60,8 @@ pub(crate) struct CoroutineObject<S: Steps> {
     pub(crate) second: ObjectCell,
     /// The waiter that was yielded last, while the coroutine is suspended.
     pub(super) waiter: ObjectCell,
-    /// Where the coroutine was created, in debug mode and if the interpreter tracks that. Any thread may read the cell,
-    /// because it does not change while anything refers to the coroutine.
+    /// Where the coroutine was created; empty unless the loop is in debug mode and the interpreter tracks origins. Any
+    /// thread may read the cell, because it does not change while anything refers to the coroutine.
     pub(super) origin: ObjectCell,
     /// Never changes, so any thread may read it.
     pub(crate) kind: Cell<S::Kind>,
@@ -210,8 +210,8 @@ impl<S: Steps> NativeType for CoroutineObject<S> {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc::<S>;
 
-    /// A coroutine that has ended refers only to its loop, whose own deallocation counts the depth, and to the tuples
-    /// in `origin`, which hold only strings and ints.
+    /// A coroutine that has ended cannot continue a chain of deallocations. It refers only to its loop, whose own
+    /// deallocation counts the depth, and to the tuples in `origin`, which hold only strings and ints.
     #[inline]
     fn is_empty(&self) -> bool {
         self.state.get() == CoroutineState::Closed && !self.waiter.is_set()
@@ -249,7 +249,7 @@ impl<S: Steps> NativeType for CoroutineObject<S> {
 }
 
 /// Gives the warning that CPython gives for a coroutine of Python code. While the interpreter shuts down, nothing can
-/// be imported, and the warning does not show where the coroutine was created.
+/// be imported, so the warning then does not show where the coroutine was created.
 fn warn_never_awaited<S: Steps>(this: Coroutine<'_, S>) -> PyResult<()> {
     let py = this.py();
     match py.import("warnings") {
@@ -266,7 +266,7 @@ fn warn_never_awaited<S: Steps>(this: Coroutine<'_, S>) -> PyResult<()> {
 
 /// `tp_finalize`: warns about a coroutine that was never awaited.
 pub(super) unsafe extern "C" fn finalize<S: Steps>(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls tp_finalize attached with an object of this type. The current exception is saved and
+    // SAFETY: CPython calls tp_finalize, attached, with an object of this type. The current exception is saved and
     // restored, as PEP 442 requires.
     unsafe {
         let py = Python::assume_attached();
@@ -288,8 +288,9 @@ pub(super) unsafe extern "C" fn finalize<S: Steps>(slf: *mut ffi::PyObject) {
 }
 
 unsafe extern "C" fn dealloc<S: Steps>(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached with an unreferenced coroutine. The finalizer may revive one that was never
-    // started. Otherwise its cells are emptied and the memory goes to the freelist or back to the allocator.
+    // SAFETY: CPython calls this, attached, with an unreferenced coroutine. If the coroutine was never started, the
+    // finalizer may revive it. Otherwise its cells are emptied and the memory goes to the freelist or back to the
+    // allocator.
     unsafe {
         let py = Python::assume_attached();
         let this: Coroutine<'_, S> = This::new(py, slf);

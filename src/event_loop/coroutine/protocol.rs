@@ -141,7 +141,7 @@ pub(super) unsafe extern "C" fn am_send<S: Steps>(
     value: *mut ffi::PyObject,
     result: *mut *mut ffi::PyObject,
 ) -> ffi::PySendResult {
-    // SAFETY: CPython calls am_send attached with an object of this type and a place for the result.
+    // SAFETY: CPython calls am_send, attached, with an object of this type and a place for the result.
     unsafe {
         let py = Python::assume_attached();
         let this: Coroutine<'_, S> = This::new(py, slf);
@@ -159,7 +159,7 @@ pub(super) unsafe extern "C" fn am_send<S: Steps>(
 }
 
 pub(super) unsafe extern "C" fn am_await<S: Steps>(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls am_await attached with an object of this type.
+    // SAFETY: CPython calls am_await, attached, with an object of this type.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -175,7 +175,7 @@ pub(super) unsafe extern "C" fn am_await<S: Steps>(slf: *mut ffi::PyObject) -> *
 }
 
 pub(super) unsafe extern "C" fn iternext<S: Steps>(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_iternext attached with an object of this type.
+    // SAFETY: CPython calls tp_iternext, attached, with an object of this type.
     unsafe {
         let py = Python::assume_attached();
         let this: Coroutine<'_, S> = This::new(py, slf);

@@ -34,7 +34,7 @@ fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> ObjectResult<
     {
         let event_loop = LoopObject::of(&event_loop);
         // In a free-threaded build, this fails if another thread runs the loop. The loop then finds the cancelled timer
-        // in the heap when its time comes.
+        // in the heap once the timer is due.
         let _ = event_loop.with_loop_access(py, || {
             event_loop.reactor().timers.note_cancelled(this);
             Ok(())
@@ -84,7 +84,7 @@ pub(super) fn get_when(this: This<'_, HandleObject>) -> ObjectResult<'_> {
 
 /// `<Handle foo() at file.py:3>` and so on, built as `asyncio.Handle._repr_info` builds it.
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    // SAFETY: CPython calls tp_repr, attached, with an object of this type.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -224,7 +224,7 @@ unsafe extern "C" fn compare_timers(
 
 /// `hash(when)`, as in asyncio.
 unsafe extern "C" fn hash_timer(slf: *mut ffi::PyObject) -> ffi::Py_hash_t {
-    // SAFETY: CPython calls tp_hash attached with a TimerHandle.
+    // SAFETY: CPython calls tp_hash, attached, with a TimerHandle.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, -1, || {

@@ -1,5 +1,5 @@
-//! `Handle` and `TimerHandle`: a callback with its arguments and context, which the loop runs once (a handle of
-//! `add_reader` or `add_writer`: at each event).
+//! `Handle` and `TimerHandle`: a callback with its arguments and context. The loop runs a handle once, but a handle of
+//! `add_reader` or `add_writer` at each event.
 //!
 //! Both types have the same layout. A handle stores up to four arguments inline, and more than four in a tuple. Freed
 //! handles go to a freelist, because `call_soon` is the loop's hottest path. A handle belongs to the thread of its
@@ -195,7 +195,7 @@ impl HandleRef {
         Ok(handle)
     }
 
-    /// Another reference to this handle.
+    /// An owned reference to a borrowed handle.
     #[inline]
     pub(crate) fn of(handle: Handle<'_>) -> Self {
         Self(ObjectRef::new(handle.to_bound()))

@@ -107,7 +107,8 @@ impl<'py> Handle<'py> {
             let context = Bound::from_owned_ptr(py, context);
             let event_loop = Bound::from_owned_ptr(py, event_loop);
             if !this.has(flag::CANCELLED) {
-                // They stay there until the report is done: exception handlers read the handle and run in its context.
+                // The handle keeps them until the report is done: exception handlers read the handle and run in its
+                // context.
                 this.callback.set(callback.clone());
                 this.context.set(context.clone());
                 this.event_loop.set(event_loop.clone());
@@ -272,7 +273,7 @@ impl<'py> Handle<'py> {
 }
 
 /// Lets the exception leave the loop. But if `asyncio.run()` in a coro borrows the loop, and the callback belongs to
-/// that run, the exception only leaves the run.
+/// that run, the exception ends only that run.
 #[cold]
 fn leave(
     py: Python<'_>,

@@ -82,7 +82,7 @@ pub(super) fn rows() -> (Vec<ffi::PyGetSetDef>, Vec<ffi::PyGetSetDef>) {
 }
 
 unsafe extern "C" fn get(slf: *mut ffi::PyObject, closure: *mut c_void) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls getters attached with an object of the type.
+    // SAFETY: CPython calls getters, attached, with an object of the type.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -96,7 +96,7 @@ unsafe extern "C" fn get(slf: *mut ffi::PyObject, closure: *mut c_void) -> *mut 
 }
 
 unsafe extern "C" fn set(slf: *mut ffi::PyObject, value: *mut ffi::PyObject, closure: *mut c_void) -> c_int {
-    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    // SAFETY: CPython calls setters, attached, with an object of the type; value is null on deletion.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, -1, || {

@@ -84,14 +84,14 @@ counters! {
     timers_set,
     /// Timers that were due and not cancelled.
     timers_run,
-    /// Calls of `call_soon_threadsafe`. Any thread may increase it.
+    /// Calls of `call_soon_threadsafe`. Any thread may increase this counter.
     threadsafe_calls,
-    /// How often another thread woke the loop out of a poll. Any thread may increase it.
+    /// How often another thread woke the loop out of a poll. Any thread may increase this counter.
     wakeups,
     /// System calls that sent data.
     writes,
     bytes_written,
-    /// Calls of `write` and `writelines` on stream transports whose data was collected, to be sent together with other
+    /// Calls of `write` and `writelines` whose data a stream transport has collected, to send it together with other
     /// data.
     corked_writes,
     connections_accepted,
@@ -148,7 +148,7 @@ impl Counters {
 
 /// Measures how long the loop has run, and how much of that time it was blocked in polls. Reading the clock around each
 /// poll would cost too much, so the processor's tick counter is read before and after a poll instead. The clock is read
-/// only at the start and the end of a run and in `durations_ns`, which computes from it how long a tick is.
+/// only at the start and the end of a run and in `durations_ns`. These readings show how long a tick is.
 ///
 /// ```text
 ///   run begins:            poll blocks:        poll returns:            run ends:
@@ -157,8 +157,8 @@ impl Counters {
 pub(crate) struct RunClock {
     run_ns: Counter,
     run_ticks: Counter,
-    /// The ticks spent in polls. Negative as an `i64` while the loop is blocked, because the ticks of the return are
-    /// still to be added.
+    /// The ticks spent in polls. Negative as an `i64` while the loop is blocked, because the tick count at the start of
+    /// the poll was subtracted, and the count at its end is not added yet.
     polling_ticks: Counter,
     /// When the current run began; 0 outside of a run.
     since_ns: Counter,

@@ -1,7 +1,7 @@
-//! Measures how long the loop's steps take, and how long they waited before. This needs readings of the clock, so it
-//! happens only when a program asks for it.
+//! Measures how long the loop's steps take, and how long they wait before they run. Reading the clock for each step has
+//! a cost, so the loop measures only when a program asks for it.
 //!
-//! A step is one call that the loop makes (see `reactor::flush_policy`). Its waiting time begins when it became ready:
+//! A step is one call that the loop makes (see `reactor::flush_policy`). Its waiting time begins when it becomes ready:
 //!
 //! ```text
 //!   a step that was scheduled                           became ready

@@ -68,7 +68,7 @@ fn statistics<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResul
     dict.set_item("running_s", running_ns as f64 / 1e9)?;
     dict.set_item("polling_s", polling_ns as f64 / 1e9)?;
     // The current lengths of the queues replace the lengths that the last iteration has stored. In a free-threaded
-    // build, they cannot be read while another thread runs the loop.
+    // build, the current lengths cannot be read while another thread runs the loop.
     let lens = LoopObject::with_loop_access(&this, this.py(), || Ok(reactor.queue_lens()));
     if let Ok((ready, timers)) = lens {
         dict.set_item("noted_ready", ready)?;
@@ -86,7 +86,8 @@ fn histogram(histogram: &Histogram) -> (u64, u64, Vec<(u64, u64)>) {
     (histogram.sum(), histogram.max(), histogram.buckets().collect())
 }
 
-/// `_set_measured(is_on, slow_ns)`: steps that take at least `slow_ns` are reported; if it is None, no step is.
+/// `_set_measured(is_on, slow_ns)`: switches measuring on or off. Steps that take at least `slow_ns` are reported; with
+/// None, no steps are reported.
 fn set_measured<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [is_on, slow_ns] = args.bind()?;
     let is_on = is_true(is_on)?;

@@ -64,7 +64,7 @@ pub(crate) struct Probe {
     pub(crate) counters: Counters,
     /// Created when a program first asks the loop to measure.
     measuring: OnceLock<Box<Measuring>>,
-    /// Debug mode logs steps that take at least this many seconds. The bits of an `f64`.
+    /// Debug mode logs steps that take at least this many seconds. Stored as the bits of an `f64`.
     slow_callback_s: AtomicU64,
     /// Gets the wall and CPU time of each step: see `step`.
     step_observer: ObjectCell,
@@ -151,7 +151,7 @@ impl Probe {
 
     // ---- the two observers -----------------------------------------------------------------------------------
 
-    /// Passes a new task or coro to the task observer, if there is one. Returns whether there is one.
+    /// Passes a new task or coro to the task observer. Returns false if there is no observer.
     #[inline]
     pub(crate) fn note_task(&self, task: &Bound<'_, PyAny>) -> PyResult<bool> {
         if !self.has(Mode::TASKS) {

@@ -1,8 +1,8 @@
 //! Tells the observer when the loop starts to run something and when it has finished. The observer is the watchdog of
 //! the coro mode.
 //!
-//! At the start of a run, a loop checks whether its thread is observed, and sets or clears `Mode::OBSERVED`. Loops in
-//! threads that are not observed pay nothing, because one test covers this bit and the other bits of `Mode::STEPS`.
+//! At the start of a run, a loop checks whether its thread is observed, and sets or clears `Mode::OBSERVED`. If the bit
+//! is clear, the observer costs nothing per step, because the loop tests all bits of `Mode::STEPS` at once.
 //!
 //! Everything except `install` belongs to the loop's thread. The observer is a table of functions, because its code
 //! lies in a room above this one.

@@ -103,7 +103,7 @@ fn watch(
 
     let mut result = run();
 
-    // Everything that has begun is ended, even if the step or an earlier end has failed.
+    // All of the following is done, even if the step has failed or a call below fails.
     if let Some((wall_ns, cpu_ns)) = clocks {
         let cpu_ns = clock::thread_cpu_ns().saturating_sub(cpu_ns);
         let wall_ns = clock::now_ns().saturating_sub(wall_ns);

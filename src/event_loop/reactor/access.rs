@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::binding::current_thread;
 
 pub(crate) struct Access {
-    /// The thread inside `Reactor::run`; 0 if there is none.
+    /// The thread that has claimed the loop; 0 if there is none.
     owner: AtomicU64,
     /// The owner does not run the loop, but only one of its coros (`borrowed`). Only the owner uses this field.
     is_borrowed: Cell<bool>,
@@ -26,13 +26,13 @@ impl Access {
         }
     }
 
-    /// The thread that runs the loop; 0 if there is none.
+    /// The thread that runs the loop, or only one of its coros; 0 if there is none.
     #[inline]
     pub(crate) fn owner(&self) -> u64 {
         self.owner.load(Ordering::Acquire)
     }
 
-    /// Makes this thread the one that runs the loop, until `release`. False if a thread already runs the loop.
+    /// Makes this thread the owner of the loop, until `release`. False if the loop already has an owner.
     pub(crate) fn claim(&self) -> bool {
         let claimed = self
             .owner
@@ -66,7 +66,7 @@ impl Access {
         Visit(self)
     }
 
-    /// Whether another thread has begun a visit and has not ended it yet. The loop must not run until it has.
+    /// Whether another thread has begun a visit that has not ended yet. The loop must not run before that visit ends.
     pub(crate) fn is_visited_by_others(&self) -> bool {
         let own = current_thread();
         self.visitors.borrow().iter().any(|visitor| *visitor != own)

@@ -45,7 +45,8 @@ pub(crate) const HELD_STREAM_LEN: usize = 16 * 1024;
 /// TLS encrypts held plaintext of more than this many bytes at once. It may hold more than a stream, so that small
 /// writes fill records.
 pub(crate) const HELD_TLS_LEN: usize = 64 * 1024;
-/// If a step still writes this long after the first held write, its writes are sent at once.
+/// A transport that holds data sends all of it at once if it writes again this long after the first transport was put
+/// on the list.
 const LATE_NS: u64 = 1_000_000;
 
 /// At the end of a step of a batch, the held data is due if at least this many transports hold data.

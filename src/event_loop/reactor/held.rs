@@ -72,7 +72,7 @@ impl Pause {
         }
     }
 
-    /// Restores the state before the pause, unless the process has forked since and this is the child.
+    /// Restores the state before the pause, unless this process was forked during the pause.
     fn end(&self, held: &Held) {
         if FORKS.load(Ordering::Relaxed) == self.forks {
             held.thread.set(self.thread);
@@ -168,7 +168,8 @@ impl Held {
         // Writes in the code that is called here are sent at once, so nothing is added to the list.
         let pause = Pause::begin(self);
         let mut result = Ok(());
-        // `pop` takes the last entry. In a nested call, `thread` is 0 and the list has already been reversed.
+        // Reversed, because `pop` takes the last entry. In a nested call, `thread` is 0, and the outer call has already
+        // reversed the list.
         if pause.thread != 0 {
             self.entries.borrow_mut().reverse();
         }

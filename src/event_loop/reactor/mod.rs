@@ -73,15 +73,15 @@ pub(crate) struct Reactor {
     is_stopping: AtomicBool,
     /// Whether the last poll found events that are handled after the entries that run now.
     has_events: Cell<bool>,
-    /// The function that makes this loop the thread's running loop again. Set while this loop runs hidden: it calls only
-    /// code that does not know asyncio, so the thread has no running loop.
+    /// The function that makes this loop the thread's running loop again. Set while this loop runs hidden: the thread
+    /// has no running loop, because this loop calls only code that does not know asyncio.
     hidden: Cell<Option<Show>>,
 }
 
 /// Makes the loop the running one of the thread again.
 pub(crate) type Show = fn(Python<'_>, &LoopObject) -> PyResult<()>;
 
-/// Puts a timer that another thread has created into the heap.
+/// Puts into the heap a timer that another thread has created.
 unsafe fn enter_timer(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `push_timer_from_outside` with a handle, which the entry keeps alive.
     let handle: Handle<'_> = unsafe { This::new(py, object) };

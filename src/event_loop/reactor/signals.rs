@@ -1,6 +1,6 @@
 //! Lets signals wake the loop from a blocking poll. From the first blocking poll of a run to the end of the run, the
 //! descriptor of `signal.set_wakeup_fd` is the loop's pipe, unless other code has set a descriptor. If the loop has
-//! signal handlers, the pipe stays set between runs.
+//! signal handlers, the descriptor stays set between runs.
 //!
 //! Without the pipe, the loop would notice some signals only at the next event: signals that arrive between the last
 //! check of Python's pending signals and the poller's wait, and signals that the kernel delivers to another thread.

@@ -53,8 +53,8 @@ pub(super) fn on_readable(this: Datagram<'_>) -> PyResult<()> {
     }
 }
 
-/// Other code has closed the socket. The protocol gets the error, and the transport leaves the loop's fd table, so that
-/// it gets no more events if a duplicate of the descriptor is still open.
+/// Called when other code has closed the socket. The protocol gets the error. The transport leaves the loop's fd table,
+/// so that it gets no more events if a duplicate of the descriptor is still open.
 #[cold]
 pub(super) fn lose_descriptor(this: Datagram<'_>, error: &io::Error) -> PyResult<()> {
     this.registration.leave(this, this.reactor());

@@ -210,7 +210,7 @@ fn wait_writable(this: Datagram<'_>, data: &Data<'_, '_>, target: Target) -> PyR
     maybe_pause(this)
 }
 
-/// The socket is writable again.
+/// Called when the socket is writable again: sends queued datagrams.
 #[cold]
 pub(super) fn on_writable(this: Datagram<'_>) -> PyResult<()> {
     let py = this.py();

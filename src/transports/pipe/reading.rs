@@ -153,7 +153,7 @@ fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>
     })
 }
 
-/// The last writer has closed the pipe. The transport closes too, no matter what `eof_received` returns.
+/// Called when the last writer has closed the pipe. The transport closes too, no matter what `eof_received` returns.
 fn on_eof(this: Pipe<'_, Reading>) -> PyResult<()> {
     lifecycle::log_closed_by_peer(this)?;
     // Queue connection_lost first, so that it runs before the callbacks that eof_received schedules.

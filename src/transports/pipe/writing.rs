@@ -101,7 +101,7 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
         return Ok(());
     }
     let outgoing = &this.end.outgoing;
-    // Get the descriptor before checking the state, because the `fileno()` of an unusual pipe object may call `write`.
+    // Get the descriptor before reading `is_blocked`: the `fileno()` of an unusual pipe object may call `write`.
     let fd = this.registration.usable_fd(this.py());
     if this.end.is_blocked.get() {
         outgoing.push(&data)?;
@@ -206,7 +206,7 @@ fn maybe_pause(this: Pipe<'_, Writing>) -> PyResult<()> {
     Ok(())
 }
 
-/// The watermarks were changed: pauses the protocol if it must be paused now.
+/// Called when the watermarks were changed: pauses the protocol if it must be paused now.
 pub(super) fn limits_changed(this: Pipe<'_, Writing>) -> PyResult<()> {
     if this.end.is_blocked.get() {
         return maybe_pause(this);
@@ -246,8 +246,8 @@ fn on_write_error(this: Pipe<'_, Writing>, error: &io::Error) -> PyResult<()> {
     )
 }
 
-/// The last reader has closed the pipe. `connection_lost` gets `BrokenPipeError` if there was data left to write,
-/// otherwise None.
+/// Called when the last reader has closed the pipe. `connection_lost` gets `BrokenPipeError` if there was data left to
+/// write, otherwise None.
 #[cold]
 fn on_reader_lost(this: Pipe<'_, Writing>) -> PyResult<()> {
     lifecycle::log_closed_by_peer(this)?;

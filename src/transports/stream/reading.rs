@@ -1,4 +1,4 @@
-//! The read side: each time the socket is ready, one `recv`, whose data is delivered to the protocol at once.
+//! The read side: each time the socket is ready, one `recv` is made, and its data is delivered to the protocol at once.
 //!
 //! Data is received into the loop's scratch buffer and copied to a `bytes` object of the exact size. But after several
 //! large reads in a row of about the same size, data is received directly into an object of that size
@@ -28,7 +28,7 @@ fn note_read(this: Stream<'_>, len_bytes: usize) {
     });
 }
 
-/// The socket is readable. Receives in the way that the protocol requires.
+/// Called when the socket is readable. Receives in the way that the protocol requires.
 #[inline]
 pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
     let fd = match this.usable_fd(this.py()) {
@@ -241,7 +241,7 @@ fn on_read_error(this: Stream<'_>, error: &io::Error) -> PyResult<()> {
     )
 }
 
-/// The peer has ended its side. The result of `eof_received` says whether our side stays open for writing.
+/// Called when the peer has ended its side. The result of `eof_received` says whether our side stays open for writing.
 fn on_eof(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
     object::log_change(this, "%r received EOF")?;

@@ -50,7 +50,7 @@ pub(super) fn end(this: Stream<'_>) -> PyResult<()> {
     sync_interest(this)
 }
 
-/// The socket is writable, and the transport has already tried to send its own data.
+/// Called when the socket is writable, after the transport has tried to send its own data.
 pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) {
         return Ok(());
@@ -66,7 +66,7 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     )
 }
 
-/// The connection has ended: fails the Future that the sender waits for, if there is one.
+/// Called when the connection has ended: fails the Future that the sender waits for, if there is one.
 pub(super) fn on_lost(this: Stream<'_>) -> PyResult<()> {
     match this.waiter.take(this.py()) {
         Some(future) => {

@@ -139,7 +139,7 @@ pub(super) fn drop_buffer(body: &StreamBody) {
     body.flags.clear(Flags::BLOCKED);
 }
 
-/// The socket is writable again.
+/// Called when the socket is writable again.
 pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     if let Err(error) = send_buffered(this) {
         return on_write_error(this, &error);
@@ -164,8 +164,8 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Ends our side of the connection. Errors of the call are ignored: if the connection is already lost, the next read
-/// reports it. Returns EBADF if other code has closed the socket.
+/// Ends our side of the connection. Err only if other code has closed the descriptor (EBADF). An error of shutdown(2)
+/// is ignored: if the connection is already lost, the next read reports it.
 pub(super) fn shutdown(this: Stream<'_>) -> io::Result<()> {
     let fd = this.usable_fd(this.py())?;
     let _ = socket::shutdown_write(fd);
@@ -210,7 +210,7 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_holdable: bool) 
     // Code that ran in `usable_fd` (the `fileno()` of an unusual socket object) may have changed a bytearray.
     let bytes = source.as_slice();
     if this.flags.has(Flags::BLOCKED) {
-        // That code has written more than the kernel took.
+        // That code has also written, and the kernel did not take all of it. So this data waits behind the rest.
         this.outgoing.push(&source)?;
         return after_push(this, bytes.len());
     }
@@ -259,8 +259,8 @@ pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult
     flush(this)
 }
 
-/// Returns false if there is nothing to do, because there is no data or the connection is gone. RuntimeError after
-/// `write_eof`, and while `loop.sendfile` writes.
+/// Returns false if there is nothing to do, because there is no data or the connection is gone. Raises RuntimeError
+/// after `write_eof`, and while `loop.sendfile` writes.
 #[inline]
 fn may_write(this: Stream<'_>, is_empty: bool, method: &str) -> PyResult<bool> {
     if this.flags.has(Flags::EOF_WRITTEN | Flags::SENDFILE) {

@@ -56,7 +56,10 @@ class Lines(Errors):
 
 
 class Served:
-    """Run `wsgi.serve(application, ...)` on a loop in its own thread. `with` starts it and stops it gracefully."""
+    """Run `wsgi.serve(application, ...)` on a loop in its own thread.
+
+    A `with` block starts the server, and stops it gracefully when the block ends.
+    """
 
     def __init__(self, application: Callable[..., Any], grace_s: float = CAP_S, **options: Any) -> None:
         self._application, self._grace_s, self._options = application, grace_s, options

@@ -52,7 +52,7 @@ class Cut:
 
 @pytest.mark.parametrize("how", ["error", "interrupted write", "client takes nothing", "server ends"])
 def test_an_answer_of_http_1_0_that_is_cut_ends_with_a_reset(how: str) -> None:
-    """The body of such an answer ends with the connection, so a normal close would mean that the body is complete."""
+    """The body of this answer ends with the connection, so a normal close would mean that the body is complete."""
     application = Cut(how)
     with Served(application, error_log=Errors().logger, timeout=0.2, grace_s=0.01) as served:
         with connect(served.port) as sock:

@@ -1,5 +1,5 @@
-"""Applications that change their environ, raise unusual errors or end writes early, on `grapeshot.coro.wsgi`, on
-gunicorn with grapeshot's worker class, and on gunicorn's sync worker as the control.
+"""Applications that change their environ, raise unusual errors or end writes early. They run on `grapeshot.coro.wsgi`,
+and on gunicorn with grapeshot's worker class. The control is gunicorn's sync worker.
 """
 
 from __future__ import annotations

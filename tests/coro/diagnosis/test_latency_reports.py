@@ -84,7 +84,7 @@ class Pair:
         self.far.close()
 
 
-# ------------------------------------------------------------------ operations that a late run delays
+# ------------------------------------------------------------------ operations that a long run delays
 
 
 async def come_to_end():
@@ -218,13 +218,13 @@ def test_a_run_that_keeps_the_gil_is_judged_at_its_end(records):
 
 def test_always_reports_all(records):
     assert coro.set_latency_warning(0.001, always=True) == pytest.approx(0.001)
-    coro.set_latency_warning(0.001)  # changes the limit, but not `always`
+    coro.set_latency_warning(0.001)  # sets only the limit, so `always` stays
     coro.run(in_the_way, records.spin_until_reported)
     assert len(records.texts) == 2
 
 
 def test_callbacks_of_a_loop_without_coros(records):
-    """The thread is watched because it has set a limit."""
+    """The thread has no coros. It is watched because it has set a limit."""
 
     class Texts(logging.Handler):
         def emit(self, record):
@@ -323,7 +323,7 @@ end = time.monotonic() + 30
 while not Handler.has_one and time.monotonic() < end:
     pass
 """
-# Starts a thread that wakes after 1 ms. A main thread that keeps busy for longer delays it.
+# Starts a thread that wakes after 1 ms. If the main thread keeps busy for longer, it delays that thread.
 BEFORE = "import threading, time; threading.Thread(target=time.sleep, args=(0.001,)).start()"
 
 

@@ -293,8 +293,8 @@ print("checked")
 
 
 def test_a_python_profile_function_gets_no_switch_events():
-    """Only native profile functions such as memray's get events for switches between coros. They differ from a
-    function that was set with `sys.setprofile`: CPython keeps no Python object for them.
+    """Only native profile functions such as memray's get events for switches between coros. A function that was set
+    with `sys.setprofile` is not native: CPython keeps a Python object for it.
     """
     from grapeshot import coro
 

@@ -399,7 +399,7 @@ def test_cprofile_counts():
 
 
 def test_tracemalloc():
-    """The traceback of a coro's allocation has the frames of that coro, even if the coro's stack was moved before."""
+    """The traceback of an allocation has the frames of its coro, even if the coro's stack was evicted earlier."""
 
     def allocate():
         coro.yield_slice()

@@ -24,7 +24,7 @@ def fill(sock):
 
 
 def spawn_waiting(world, function, *args):
-    """Run a function in a coro or a thread. The coro waits when this returns; a thread may wait later, or never."""
+    """Start a function in a coro or a thread. On return, a coro waits; a thread may begin to wait later, or never."""
     made = world.spawn(function, *args)
     if world.kind == "coros":
         until_waiting(made)
@@ -168,7 +168,8 @@ def test_wrong_arguments_raise_the_errors_of_cpython_at_once(world, name):
         near, far = world.tcp_pair()
         with near, far, socket.socket() as plain:
             for arguments in WRONG[name]:
-                # Let `near` find out that there is no data to read, and fill its send buffer.
+                # Empty the receive buffer of `near` with a short read, so that `near` remembers that no data is left.
+                # Fill its send buffer.
                 far.sendall(b"x")
                 assert near.recv(100) == b"x"
                 fill(near)

@@ -313,7 +313,7 @@ def test_a_file_is_read_and_written(tmp_path, run):
 
 @pytest.fixture
 def _in_threads(monkeypatch):
-    """Make threads perform all calls on files, even reads of data that is in the page cache."""
+    """Make all reads and writes of files in threads, even reads of data that is in the page cache."""
     monkeypatch.setenv("GRAPESHOT_FILE_THREADS", "1")
     monkeypatch.setattr(_core, "_aio_read_now", lambda *_: None)
 
@@ -355,7 +355,7 @@ def test_an_interrupted_read_of_a_file_loses_nothing(tmp_path):
 
 @pytest.mark.usefixtures("_in_threads")
 def test_an_interrupted_write_of_a_file_goes_on(tmp_path):
-    """The next call waits until the interrupted write has ended, and so does the close of the descriptor."""
+    """The next call and the close of the descriptor wait until the interrupted write has ended."""
     path = tmp_path / "file"
     path.write_bytes(b"..........")
 

@@ -22,7 +22,7 @@ THREADS = 3
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog):
-    """With a GIL, each of these servers warns that the threads are not faster than one."""
+    """With a GIL, each server warns that its threads are not faster than one. Hide this warning."""
     caplog.set_level(logging.ERROR, logger="asyncio")
 
 
@@ -112,7 +112,7 @@ def test_stop_shuts_connections_down_in_all_threads():
 
 
 def test_the_threads_end_with_the_loop():
-    """Even if the program never closes the server."""
+    """The threads end even if the program never closes the server."""
     before = threading.active_count()
 
     def main():

@@ -131,7 +131,7 @@ def test_interruptions_of_streams(make_pair, size, chance):
     def storm():
         streams = [Stream(make_pair(), size * SCALE, chance) for _ in range(8)]
         working = [co for stream in streams for co in stream.coros]
-        coro.yield_slice()  # each coro begins, so that it can be interrupted
+        coro.yield_slice()  # let each coro begin: only then can it catch an interruption
         while working:
             for co in [co for co in working if co.done()]:
                 co.join()
@@ -190,7 +190,9 @@ class Place:
         return reader.join()
 
     def close_behind(self, near, far, mark, reader):
-        """Close the number and give it to another file at once. The next wait on the number ends the reader's wait."""
+        """Close the descriptor with `os.close`, and give its number to another file at once. The reader's wait ends
+        when a wait for the other file begins.
+        """
         number = near.fileno()
         mine, another = socket.socketpair()
         os.close(number)

@@ -107,8 +107,8 @@ def test_a_process_that_is_not_a_child():
 
 
 def test_waiting_for_any_child_without_children():
-    """Runs in a new process, because the process of the tests may have children that earlier tests have left, such as
-    helper processes of the standard library.
+    """The call is made in a new process, because this process may still have children of earlier tests, such as helper
+    processes of the standard library.
     """
     code = """
         from grapeshot import coro

@@ -1,5 +1,5 @@
-"""A ``select.kqueue`` with the filter for vnodes, based on inotify. With it, the tests of
-``coro.watch_file`` with kqueue run on Linux.
+"""A ``select.kqueue`` with the filter for vnodes, based on inotify. With it, the tests of ``coro.watch_file`` with
+kqueue run on Linux.
 
 The events come from what Linux really reports about the open files. As with ``EV_CLEAR``, all changes of one file are
 combined into one event, and the descriptor of the queue is readable while there are events. As on FreeBSD and macOS,

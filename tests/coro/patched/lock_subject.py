@@ -22,7 +22,7 @@ import threading  # noqa: E402
 
 from test import lock_tests  # noqa: E402
 
-# Tests that do not apply to a class below.
+# Inherited tests that do not apply to the class that inherits them.
 LEFT_OUT = {
     # A Condition on a plain lock cannot be acquired twice.
     "PlainConditionTests.test_acquire",

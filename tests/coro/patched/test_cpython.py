@@ -1,7 +1,7 @@
 """Run CPython's own test modules patched and inside a coro. A test that passes plain must pass patched.
 
-EXCEPTIONS lists the tests that do not pass patched, with a reason each. They run as well, and a listed test that passes
-must be removed from the list; only tests that would never end do not run.
+EXCEPTIONS lists the tests that do not pass patched, with a reason each. Tests in this list that would never end are
+not run. The other ones are run, and if one of them passes, it must be removed from the list.
 
 TEST_CPYTHON=all, which .ci/matrix sets, runs every module both plain and patched and compares all outcomes. With it, a
 test that passes plain must not be skipped when the module runs patched. Without the variable, as in .ci/run, only the
@@ -38,14 +38,14 @@ class LeftOut(NamedTuple):
     is_run: bool = True
 
 
-NONBLOCKING = LeftOut("the descriptor of a patched socket is always nonblocking, and the test looks at its flag")
+NONBLOCKING = LeftOut("the test looks at the flag O_NONBLOCK of the descriptor, which patched sockets always set")
 NATIVE = LeftOut("to the system, all coros of a thread are one thread, with one id and one name")
 PREEMPTION = LeftOut(
     "a thread computes in a loop, without ever waiting, until another thread has run: coros are not preempted",
     is_run=False,
 )
 
-# module -> the tests that do not pass, in the versions of Python that have them
+# module -> the tests that do not pass. Not every version of Python has all of them.
 EXCEPTIONS: dict[str, dict[str, LeftOut]] = {
     "test_logging": {
         "RotatingFileHandlerTest.test_should_not_rollover_named_pipe": LeftOut(
@@ -54,7 +54,7 @@ EXCEPTIONS: dict[str, dict[str, LeftOut]] = {
     },
     "test_socket": {
         "GeneralModuleTests.testRefCountGetNameInfo": LeftOut(
-            "the traceback of a Python function's error keeps the arguments alive"
+            "the patched function is written in Python, so the traceback of its error keeps the arguments alive"
         ),
         "NonBlockingTCPTests.testSetBlocking": NONBLOCKING,
         "NonBlockingTCPTests.testSetBlocking_overflow": NONBLOCKING,
@@ -62,7 +62,7 @@ EXCEPTIONS: dict[str, dict[str, LeftOut]] = {
     },
     "test_threading": {
         "ThreadTests.test_PyThreadState_SetAsyncExc": LeftOut(
-            "the function of the C API takes the ident of a real thread", is_run=False
+            "PyThreadState_SetAsyncExc takes the ident of a real thread, but a patched thread is a coro", is_run=False
         ),
         "InterruptMainTests.test_can_interrupt_tight_loops": PREEMPTION,
         # The next three exist up to 3.12, where threading has no thread handles.
@@ -73,7 +73,7 @@ EXCEPTIONS: dict[str, dict[str, LeftOut]] = {
             "the program's first coro, and not threading, waits at the exit for threads that are coros", is_run=False
         ),
         "ThreadTests.test_tstate_lock": LeftOut(
-            "a call of _tstate_lock.acquire() only waits for the end of the thread, and does not hold the lock"
+            "_tstate_lock.acquire() only waits until the thread has ended; the caller does not hold the lock then"
         ),
         "MiscTestCase.test_change_name": NATIVE,
         "MiscTestCase.test_set_name": NATIVE,
@@ -139,7 +139,8 @@ QUICK = {
 WITHOUT = {"test_concurrent_futures": "Process", "test_socket": "ThreadedVSOCK"}
 
 
-# module -> its outcome when it runs plain, kept because the module runs patched in several ways (`MODULES`, eviction)
+# module -> its outcome when it runs plain. A module may run patched several times (with and without executors as coros,
+# see `MODULES`, and in both modes of eviction), but need not run plain again each time.
 plain_outcomes: dict[str, dict[str, Any]] = {}
 
 

@@ -79,7 +79,9 @@ def run_together(*scripts):
 
 
 def test_a_daemon_that_swallows_exceptions_does_not_keep_the_program_alive():
-    """The daemon is interrupted only a few times, because it may log each exception. No warning mentions it."""
+    """The daemon might log each exception that it swallows, so the program interrupts it only a few times. No warning
+    mentions it.
+    """
     check = "import atexit; atexit.register(lambda: print(len(caught) < 10, sorted(set(caught))))"
     outputs = run_together(*(check + HEAD + code for code in WAYS.values()))
     assert dict(zip(WAYS, outputs, strict=True)) == dict.fromkeys(WAYS, "True ['Shutdown']\n")

@@ -7,7 +7,8 @@ from support import coro_is_available, run_script
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-# Calls all functions before and after coro.patch(), and compares the outcomes. `ask` also notes the audit events.
+# `compare` makes all calls before and after coro.patch(), and prints those whose outcomes differ. The outcome of a call
+# includes its audit events.
 HEAD = """
 import socket, sys, threading
 
@@ -96,7 +97,9 @@ compare(calls)
 
 @pytest.mark.parametrize("time", ["before the patch", "after the patch"])
 def test_replacements_are_called_in_a_thread(time):
-    """A replacement may block, even for hosts that need no lookup. Other coros run during the call."""
+    """The program replaces the functions of `socket` by its own. These may block, even for hosts that need no lookup,
+    and other coros run during the call.
+    """
     run(f"""
 asked = []
 

@@ -179,7 +179,7 @@ def test_multiprocessing(tmp_path, script, expected, arguments, method):
 
 
 def test_multiprocessing_was_imported_before(tmp_path):
-    """The program patches after it has imported multiprocessing. Connections and locks work all the same."""
+    """The program patches after it has imported multiprocessing, and connections and locks still work."""
     path = tmp_path / "program.py"
     program = (HEAD + POOL).replace('if __name__ == "__main__":', "def main():")
     path.write_text(f"{LATE}{program}\nif __name__ == '__main__':\n    coro.run(coro.call_blocking, main)\n")

@@ -45,9 +45,10 @@ def refused(action):
 
 @pytest.fixture(params=["stand-ins", "gevent", "eventlet"])
 def head(request, tmp_path):
-    """Return code that makes both packages importable and defines a function that prints the exception of an action.
+    """Return the first lines of a script. They make both packages importable, and define `refused`, which prints the
+    exception that an action raises.
 
-    The parameter names the package that is the real one, if any.
+    The fixture's parameter names the package that is real. With "stand-ins", both are fakes.
     """
     if request.param != "stand-ins" and importlib.util.find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed")

@@ -1,4 +1,4 @@
-"""`coro.patch()` itself: its parts, the original functions, and names that were imported before."""
+"""`coro.patch()` itself: its parts, the original functions, and names that were imported before the call."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ SCRIPTS = {
             except Exception as error:
                 print(type(error), error)
         print([len(each) for each in select.select({reads}, {writes: 1}, (), 0.01)], select.select([], [], [], 0.01))
-        # A file that is closed during the wait does not end the wait for the other one.
+        # A file that is closed during the wait does not end the wait for the other file.
         os.read(reads, 1)
         first, second = os.pipe()
         def end():

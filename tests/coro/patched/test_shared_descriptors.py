@@ -298,7 +298,7 @@ def interrupted(master, slave):
 
 def main():
     ends = terminal()
-    # The real thread may finish its read before the interruption.
+    # The thread that reads for the coro may finish before the interruption.
     while not interrupted(*ends):
         pass
     print(os.read(ends[0], 8), os.read(ends[0], 8))
@@ -326,7 +326,7 @@ from grapeshot import coro
 coro.patch()
 from grapeshot.coro._patching import _socket_numbers
 
-NUMBER = 900  # not the number of `sock`, as if `sock` had got another descriptor after this number was noted
+NUMBER = 900  # `sock` has another number, as if it had been given another descriptor after the call of `note`
 
 def use():
     try:

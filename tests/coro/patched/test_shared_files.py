@@ -61,7 +61,8 @@ def describe(data):
 """
 SCRIPTS = {
     "readers of Popen.stdout": """
-        # Threads may split lines, because a read begins without the lock. So three coros read, but only one thread.
+        # Plain threads may split lines, because a BufferedReader begins a read without its lock. So only one thread
+        # reads, but three coros do.
         for text in (False, True):
             with subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=text) as process:
                 print(text, read_all(process.stdout, 3 if "grapeshot.coro" in sys.modules else 1))
@@ -76,7 +77,7 @@ SCRIPTS = {
                     if not any(size):
                         break
                     sizes.extend(size)
-            # Threads lose some data, because a read of a BufferedReader begins without the lock.
+            # Plain threads may lose some data, because a BufferedReader begins a read without its lock.
             print(in_threads(read, range(3)), sum(sizes) == 242500 or "grapeshot.coro" not in sys.modules)
     """,
     "writers of Popen.stdin": """
@@ -466,7 +467,7 @@ BODIES = {
     while not (called and writer.done()):
         drain()
         coro.sleep_relative(0.001)
-    flusher = coro.spawn(sys.stdout.flush)  # from 3.14 on, the buffer has room for more than the pipe
+    flusher = coro.spawn(sys.stdout.flush)  # from 3.14 on, the buffer is larger than the pipe's
     while not flusher.done():
         drain()
         coro.sleep_relative(0.001)

@@ -204,7 +204,8 @@ def runs_in_tasks(world: World) -> None:
 
 def runs_in_threads(world: World) -> None:
     # When a loop is closed, the executor ends before the remaining coros. In a coro on a stack of its own, a finalizer
-    # that the collector calls may let other coros run while `submit` holds a process-wide lock.
+    # that the collector calls may let other coros run while `submit` holds a process-wide lock. If one of them needs
+    # this lock, it blocks the thread forever.
     is_safe = not world.is_closing and coro.current().stack_info()["kind"] == "shared"
     if world.generator.random() < 0.2 and is_safe:
         check(coro.threads.run(sum, range(10)) == 45, "a wrong sum of a thread")

@@ -33,8 +33,8 @@ def slow(value):
 
 
 def check(work, count=COUNT, **options):
-    """Check that `work` returns the same in plain calls and in coros. It gets a number, and a function that yields only
-    in coros.
+    """Check that `work` returns the same in plain calls and in coros. `work` is called with a number, and with a
+    function that yields only in coros.
     """
     expected = [work(number, lambda value: value) for number in range(count)]
     assert together(lambda number: work(number, slow), count, **options) == expected

@@ -1,4 +1,4 @@
-"""A coro that yields in an `except` block keeps the exception that it handles. Tracebacks and frames are right, also
+"""A coro that yields in an `except` block keeps the exception that it handles. Tracebacks and frames are right, even
 for suspended coros.
 """
 

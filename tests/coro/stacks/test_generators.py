@@ -1,4 +1,4 @@
-"""Generators whose code waits, so that their coro is suspended inside them; and generators that coros share."""
+"""Coros that wait inside a generator, and generators that coros share."""
 
 from __future__ import annotations
 

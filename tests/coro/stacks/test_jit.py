@@ -62,7 +62,7 @@ def test_code_that_becomes_invalid_stays_while_a_coro_is_inside(evict, monkeypat
         def main():
             states, coros = [], []
             for _ in range(20):
-                # The compiler records one coro at a time, so they become hot in turn.
+                # The compiler records one coro at a time, so their loops are compiled one after the other.
                 states.append({"goes_on": True, "rounds_inside": 0})
                 coros.append(coro.spawn(make(), states[-1]))
                 for _ in range(100_000):
@@ -86,7 +86,7 @@ def test_code_that_becomes_invalid_stays_while_a_coro_is_inside(evict, monkeypat
 
 
 def test_the_thread_runs_compiled_code_itself():
-    """A loop that the compiler has compiled runs the event loop again and again, while it becomes invalid."""
+    """A compiled Python loop runs the event loop again and again. Meanwhile its compiled code becomes invalid."""
     run_script(
         None,
         """
@@ -116,7 +116,7 @@ assert outer(12_000) > 0
 
 
 def test_exceptions_and_nested_calls_in_compiled_code():
-    """Coros are switched inside calls that C code makes from compiled loops, and interrupted there."""
+    """Coros yield in functions that C code calls from compiled loops. Other coros are interrupted in such a loop."""
     run_script(
         None,
         """

@@ -224,7 +224,7 @@ def test_a_primitive_outlives_the_loop_that_it_was_used_in():
     one = coro.semaphore(0)
     coro.run(one.release)
     coro.run(one.acquire)
-    # When its loop ends, the waiting coro is shut down, and leaves the queue of the semaphore.
+    # The end of the loop shuts down the waiting coro, which then leaves the semaphore's queue.
     coro.run(spawn_blocked, one.acquire)
     one.release()
     assert one.avail == 1

@@ -434,7 +434,7 @@ def test_a_pending_cancellation_comes_before_the_wait():
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("kind", ["lock", "mutex", "semaphore", "rw_lock"])
 def test_interruptions_leak_no_permit(kind, seed):
-    """Coros are interrupted while they wait for the guard, have just got it or hold it. In the end it is free."""
+    """Interrupt coros while they wait for the guard, have just got it or hold it. In the end the guard is free."""
     rng = random.Random(seed)
 
     def main():

@@ -1,9 +1,9 @@
-"""Random coros on random primitives, interrupted in random ways at random moments, checked against invariants.
+"""Coros use each primitive at random and are interrupted at random; after each round, invariants must hold.
 
 A driver coro starts workers, interrupts workers and uses the primitive, in random order and without letting the workers
 run in between, so that grants and interruptions meet in every order. Then it lets all workers run until each of them
-waits, and compares the primitive with its own records. COROS_SOAK=n makes the test n times as long. The
-name of a failed test contains the seed.
+waits, and compares the primitive with its own records. COROS_SOAK=n makes the test n times as long. The name of a
+failed test contains the seed.
 """
 
 from __future__ import annotations
@@ -473,7 +473,7 @@ class Channel(Bench):
     def check(self):
         assert self.received == sorted(set(self.received)), "duplicated or out of order"
         senders, receivers = self.count("send"), self.count("receive")
-        # Values that are left in the channel: their senders have continued, but their receivers were interrupted.
+        # How many values are left in the channel. Their senders have continued, but their receivers were interrupted.
         left = self.channel.balance - senders + receivers
         surely = len(self.accepted.difference(self.received))
         # If a sender is interrupted after its value was taken but before it runs, its number stays in `withdrawn`.

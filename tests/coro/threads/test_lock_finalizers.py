@@ -23,7 +23,7 @@ def make(kind):
 
 
 class Cycle:
-    """A reference cycle whose finalizer calls a function when the collector frees it."""
+    """An object that refers to itself, so that only the collector frees it. Its finalizer calls a function."""
 
     def __init__(self, function):
         self.myself = self

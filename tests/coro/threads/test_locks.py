@@ -195,7 +195,7 @@ def test_coro_waits_for_a_real_thread_while_others_run(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_that_waits_for_a_coro_of_its_own_loop_gets_an_error(kind):
-    """The coro could not go on while the task blocked the thread."""
+    """If the task blocked the thread, the coro could never run again and release the lock."""
     lock = make(kind)
 
     def hold(release):
@@ -209,7 +209,7 @@ def test_a_task_that_waits_for_a_coro_of_its_own_loop_gets_an_error(kind):
         for acquire in (lock.acquire, lock.__enter__):
             with pytest.raises(RuntimeError, match="deadlock: the lock is held by coro 'holder' of this thread"):
                 acquire()
-        # These waits come to an end.
+        # These calls return even if the lock is never released, so they raise no error.
         assert lock.acquire(False) is False
         assert lock.acquire(timeout=0.01) is False
         release.set_result(None)

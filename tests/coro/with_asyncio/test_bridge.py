@@ -31,7 +31,7 @@ def outcome_of(run):
 def in_both_ways(body, drive=None):
     """Run ``body(log)`` as a task and, by await_, in a coro. ``drive(runner)`` acts on the task or coro from outside.
 
-    Check that both ways have the same outcome and the same log. Return these.
+    Check that the outcome and the log are the same both ways, and return them.
     """
 
     async def main(is_coro):

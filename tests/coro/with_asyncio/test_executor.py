@@ -96,8 +96,8 @@ def test_default_executor(kind):
 
 @kinds
 def test_context_variables(kind):
-    """A worker begins with an empty context, and calls do not see each other's values. In free-threaded builds, a new
-    thread gets a copy of the context of its starter.
+    """Calls do not see each other's values. `var.get` is a C function, so it runs in a real thread. The thread begins
+    with an empty context or, in free-threaded builds, with a copy of the context of the code that started it.
     """
     var = contextvars.ContextVar("var", default=0)
     inherited = 5 if getattr(sys.flags, "thread_inherit_context", False) else 0

@@ -1,10 +1,10 @@
 """Put the loop under test where programs look for asyncio's own. The directory of this file is first on the path
 of every suite process, so Python imports the file when the process starts.
 
-`SUITE_LOOP` names the loop. `SUITE_PATCH` names a part of `coro.patch()` that is patched with the default parts, before
-the process imports any other package. The processes that a test starts get the loop and the patch, too. `BUILT` counts
-the loops of this process by the package of their class, so that a run can prove which loop it tested. Under "coros", it
-counts the blocking functions that ran in coros.
+`SUITE_LOOP` names the loop. If `SUITE_PATCH` is set, `coro.patch()` is called before the process imports any other
+package. It then patches the default parts and the part that the variable names. The processes that a test starts get
+the loop and the patch, too. `BUILT` counts the loops of this process by the package of their class, so that a run can
+prove which loop it tested. `BUILT["coros"]` counts the blocking functions that ran in coros.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def patch(part: str) -> None:
 
 
 def install(subject: str) -> None:
-    """Make asyncio's names and its policy build loops of the subject's class."""
+    """Put the subject's class in the place of asyncio's loop classes, also in the policies of asyncio and uvloop."""
     module, _, name = CLASSES[subject].partition(":")
     loop_class: Any = getattr(importlib.import_module(module), name)
     count(selector_events.BaseSelectorEventLoop, "__init__", "asyncio")

@@ -81,7 +81,7 @@ async def test_other_ways_of_writing(loop, write):
         if write == "corked":
             await peer.send(b"x")
             await until(lambda: protocol.data)
-            if not protocol.is_lost and not transport.is_closing():  # asyncio has sent the data at once
+            if not protocol.is_lost and not transport.is_closing():  # asyncio has sent the first write at once
                 transport.write(b"lost")
         else:
             sock.close()
@@ -104,7 +104,7 @@ async def test_ending_with_a_buffer(loop, end):
         with ForeignSocket(fd):
             getattr(transport, end)()
             await until(lambda: protocol.is_lost)
-            if end == "close":  # because the buffered data cannot be sent
+            if end == "close":  # the buffered data cannot be sent any more
                 assert is_closed_error(protocol.lost_with[0])
             else:
                 assert protocol.lost_with == [None]

@@ -275,8 +275,8 @@ class LeavesWhenMade(Recorder):
 @pytest.mark.parametrize("side", ["accepted", "connected"])
 @pytest.mark.skip_on(uvloop="reports the interrupt like any error, or loses the transport")
 def test_an_interrupt_in_connection_made_keeps_the_connection(loop, side):
-    """The connection continues with the loop's next run. Tasks that wait for the connection or for the server wait no
-    longer than without the interrupt.
+    """The connection continues with the loop's next run. The interrupt does not delay tasks that wait for the
+    connection or for the server.
     """
     made = []
 

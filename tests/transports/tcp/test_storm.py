@@ -105,7 +105,7 @@ async def test_cancel_storm_with_reuse_of_descriptors(loop, serve, seed):
 
 @pytest.mark.leaks_on(**LEFT_WITHOUT_GIL)
 async def test_tasks_cancelled_in_the_middle_of_streams(loop, serve):
-    """Tasks with streams are cancelled while their replies are being sent. New connections take their descriptors."""
+    """Tasks with streams are cancelled while replies are being sent. New connections reuse the freed descriptors."""
     rng = random.Random(9)
 
     async def handle(reader, writer):

@@ -1,4 +1,6 @@
-"""Datagram sockets closed while a transport uses them: nothing is sent to another file with the same number."""
+"""Datagram sockets that are closed while a transport uses them. If another file then gets the number of the descriptor,
+nothing is sent to that file.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def socket_of(transport) -> socket.socket:
 
 @pytest.mark.parametrize("is_connected", [False, True])
 async def test_sending_after_the_socket_was_closed(loop, is_connected):
-    """The protocol gets the error each time, and the endpoint stays open until it is closed."""
+    """The protocol gets the error each time. The errors do not close the endpoint."""
     with raw_socket() as peer:
         address = peer.getsockname()
         options = {"remote_addr": address} if is_connected else {"local_addr": (HOST, 0)}

@@ -57,7 +57,7 @@ async def test_continues_after_a_refusal(loop):
 
 
 async def test_a_refusal_that_sendto_reports(loop):
-    """The refusal of the first datagram arrives before the second is sent, so the second is lost."""
+    """The refusal of the first datagram arrives at once. The second call reports it instead of sending its datagram."""
     transport, protocol, _ = await endpoint(loop, remote_addr=unused_address())
     transport.sendto(b"one")
     transport.sendto(b"two")

@@ -1,4 +1,4 @@
-"""create_unix_server: forms of addresses, socket files before and after, and invalid arguments."""
+"""create_unix_server: forms of addresses, files that exist at the path, cleanup, and invalid arguments."""
 
 from __future__ import annotations
 

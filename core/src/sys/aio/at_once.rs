@@ -103,7 +103,7 @@ mod system {
         // SAFETY: the calls take no pointers.
         unsafe {
             let flags = libc::fcntl(fd, libc::F_GETFL);
-            // With O_PATH, the flag was ignored.
+            // `open` ignores O_NONBLOCK if O_PATH is set, so the flag may already be clear.
             flags >= 0
                 && (flags & libc::O_NONBLOCK == 0
                     || libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK) == 0)

@@ -56,8 +56,8 @@ use ring::Ring;
 const MAX_IN_THREADS: usize = SharedPool::MAX_THREADS;
 /// The maximum number of times that an interrupted call begins again. After that, the error is reported.
 const MAX_REPETITIONS: u8 = 16;
-/// Tickets of cancelled calls are removed from a list of waiting tickets when the list is longer than this number plus
-/// twice the number of calls that have not ended.
+/// If a list of waiting tickets is longer than this number plus twice the number of calls that have not ended, the
+/// tickets of cancelled calls are removed from the list.
 const MAX_STALE: usize = 64;
 
 static THREADS: SharedPool = SharedPool::new("files");
@@ -67,7 +67,7 @@ pub fn before_fork() {
     THREADS.end_idle();
 }
 
-/// Call this in the child of a fork: the parent's threads do not exist here.
+/// Call this in the child of a fork: the parent's threads do not exist there.
 pub fn after_fork() {
     THREADS.after_fork();
 }
@@ -119,7 +119,7 @@ enum State {
     Cancelled,
 }
 
-/// Decides whether the thread makes a call, or whether the call is cancelled before that.
+/// Decides whether a thread makes a call, or whether the call is cancelled before that.
 #[derive(Default)]
 struct Claim(AtomicBool);
 
@@ -186,7 +186,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Whether another process has made this queue. In this process, the queue then does nothing.
+    /// Whether another process has made this queue. If so, the queue does nothing in this process.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         self.process != std::process::id()
@@ -302,7 +302,7 @@ impl<T> Queue<T> {
         None
     }
 
-    /// Removes the tickets of cancelled calls from a list of waiting tickets if it has too many of them (`MAX_STALE`).
+    /// Removes the tickets of cancelled calls from each list of waiting tickets that is too long (`MAX_STALE`).
     /// Searching for one ticket at each cancellation would take too long.
     fn remove_stale(&mut self) {
         for waiting in [&mut self.waiting_for_ring, &mut self.waiting_for_threads] {
@@ -378,7 +378,7 @@ impl<T> Queue<T> {
             && entry.repetitions < MAX_REPETITIONS
             && !matches!(entry.call, Call::Close { .. })
         {
-            // A signal, or the end of the thread that had begun it, has interrupted the call: begin it again.
+            // The call was interrupted by a signal, or by the end of the thread that had begun it: begin it again.
             entry.repetitions += 1;
             entry.state = State::Waiting;
             self.let_wait(ticket, entry.call);
@@ -393,9 +393,9 @@ impl<T> Queue<T> {
     }
 
     /// Cancels all calls and waits until they have ended, but not longer than `limit`. Returns the memory of the calls
-    /// that have not begun or have ended. Call this before the queue is dropped. It may be called several times with
-    /// short limits; each call continues where the previous one stopped. Afterwards, [`Self::len`] is the number of
-    /// calls that the kernel or threads are still making, including each `close` that still waits to begin.
+    /// that have not begun or have ended. Use this before the queue is dropped. To wait in several steps, use it
+    /// several times with short limits. Afterwards, [`Self::len`] is the number of calls that the kernel or threads are
+    /// still making, including each `close` that still waits to begin.
     #[must_use]
     pub fn stop(&mut self, limit: Duration) -> Vec<T> {
         if self.is_foreign() {

@@ -1,4 +1,4 @@
-//! io_uring: the kernel makes the calls, and signals their ends on an eventfd. [`super`] has the contract.
+//! io_uring: the kernel makes the calls, and signals on an eventfd when one has ended. [`super`] has the contract.
 //!
 //! Each call is handed over with a system call of its own, so the queue of submissions never fills up. The queue of
 //! completions has room for all calls and their cancellations, so it never overflows.
@@ -13,7 +13,7 @@ use io_uring::{IoUring, Probe, opcode, squeue};
 
 use super::calls::{Call, MAX_LEN};
 
-/// The number that the end of a cancellation has in place of a ticket.
+/// The completion of a cancellation has this number, and the completion of a call has its ticket.
 const CANCELLATION: u64 = u64::MAX;
 /// The maximum number of attempts to hand over a call if the kernel reports a temporary error.
 const ATTEMPTS: usize = 3;
@@ -22,7 +22,7 @@ const ATTEMPTS: usize = 3;
 pub(super) struct Ring {
     uring: IoUring,
     can_truncate: bool,
-    /// False after the kernel did not accept a call. That call may still be in the queue of submissions, so the queue
+    /// False once the kernel has refused a call. That call may still be in the queue of submissions, so the queue
     /// must never be handed over again.
     accepts: bool,
 }
@@ -31,8 +31,8 @@ impl Ring {
     /// The maximum number of calls under way.
     pub(super) const MAX_CALLS: usize = 128;
 
-    /// A ring that signals the ends of calls on `eventfd`. None if the kernel has no io_uring or too old a version of
-    /// it, or does not allow this process to use it.
+    /// A ring that signals on `eventfd` when a call has ended. None if the kernel has no io_uring or too old a version
+    /// of it, or does not allow this process to use it.
     pub(super) fn new(eventfd: RawFd) -> Option<Self> {
         let uring = IoUring::builder()
             .setup_clamp()

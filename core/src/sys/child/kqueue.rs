@@ -48,7 +48,7 @@ fn add_timer(queue: &OwnedFd) -> io::Result<()> {
 }
 
 fn empty_change() -> libc::kevent {
-    // SAFETY: `kevent` is plain data, for which all zeroes is a valid value.
+    // SAFETY: `kevent` is plain data, and a value whose bytes are all zero is valid.
     let mut change: libc::kevent = unsafe { MaybeUninit::zeroed().assume_init() };
     change.flags = libc::EV_ADD as _;
     change

@@ -122,8 +122,8 @@ impl Drop for ExitWatch {
     }
 }
 
-/// The device and inode number of a descriptor's file, or `None` if the descriptor is not open. On kernels before 6.9,
-/// all pidfds have the same inode number, which they share with epoll and eventfd descriptors.
+/// The device and inode number of a descriptor's file, or `None` if the descriptor is not open. Kernels before 6.9 give
+/// all pidfds, epoll and eventfd descriptors the same inode number, so these cannot be told apart there.
 fn file_of(fd: RawFd) -> Option<(u64, u64)> {
     // SAFETY: the `File` is only used to query its metadata and is never closed here. If the descriptor is not open,
     // the query fails.

@@ -9,7 +9,7 @@ use super::thread;
 
 pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
     match open(pid) {
-        // The kernel is older than 5.3, or a sandbox refuses a call that it does not know.
+        // The kernel is older than 5.3 and lacks the call, or a sandbox refuses it.
         Err(error)
             if matches!(
                 error.raw_os_error(),
@@ -23,7 +23,7 @@ pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
 }
 
 fn open(pid: libc::pid_t) -> io::Result<OwnedFd> {
-    // SAFETY: the call takes two integers. It is made by its number, because some supported C libraries lack it.
+    // SAFETY: the call takes two integers. It is made by number, because some supported C libraries lack a function.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());

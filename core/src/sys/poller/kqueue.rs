@@ -251,7 +251,7 @@ impl Poller {
         };
         if count < 0 {
             let error = io::Error::last_os_error();
-            // A signal interrupts the call only after it has applied all changes (FreeBSD's manual).
+            // A signal interrupts the call only after the kernel has applied all changes (FreeBSD's manual).
             return if error.kind() == io::ErrorKind::Interrupted {
                 Ok([0; 2])
             } else {
@@ -272,7 +272,7 @@ impl Poller {
 #[inline]
 fn change(fd: RawFd, filter: Filter, token: Token, is_wanted: bool) -> libc::kevent {
     let action = if is_wanted { libc::EV_ADD } else { libc::EV_DELETE };
-    // SAFETY: `kevent` is plain data, for which all zeroes is a valid value (some systems have further fields).
+    // SAFETY: `kevent` is plain data, and valid if all of its bytes are zero. (On some systems it has further fields.)
     let mut change: libc::kevent = unsafe { MaybeUninit::zeroed().assume_init() };
     change.ident = fd as libc::uintptr_t;
     change.filter = filter;

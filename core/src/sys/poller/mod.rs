@@ -1,8 +1,8 @@
 //! Readiness of file descriptors: the portable types, and the choice of the implementation.
 //!
 //! Each loop has one poller, which belongs to the loop's thread. The poller watches each fd for an [`Interest`] under
-//! a [`Token`], and [`Poller::wait_since`] fills an [`Events`] with the fds that are ready. It is level-triggered
-//! unless the caller asks for changes only.
+//! a [`Token`], and [`Poller::wait_since`] fills an [`Events`] with the fds that are ready. The poller is
+//! level-triggered unless the caller asks for changes only.
 //!
 //! The file of each operating system must provide:
 //!
@@ -20,7 +20,7 @@
 //!     child. Such an fd cannot be removed any more, and its events continue until the poller is closed;
 //!   - `wait_since(events, timeout_ns, began_ns)`: `None` blocks, and `Some(0)` does not wait. With any other timeout
 //!     the call waits at least that many nanoseconds, counted from `began_ns` or from the call, unless an fd becomes
-//!     ready. The caller passes `began_ns` because it has usually just read the clock, so the poller need not read it
+//!     ready. The caller has usually just read the clock, and passes `began_ns` so that the poller need not read it
 //!     again. A signal ends the wait with `ErrorKind::Interrupted`.
 //! - [`Interest::NONE`] removes the fd. Otherwise a hangup on an fd that is neither read nor written would keep the
 //!   loop busy.
@@ -102,14 +102,14 @@ impl Interest {
         self.0 & Self::WRITE.0 != 0
     }
 
-    /// The directions of both.
+    /// The directions of `self` and of `other`.
     #[inline]
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// The directions of this one that are not in `other`.
+    /// The directions of `self` that are not in `other`.
     #[inline]
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
@@ -137,12 +137,13 @@ impl Readiness {
     pub const WRITE: Self = Self(2);
     /// Both directions are shut down, or the fd has an error. The poller reports this together with READ and WRITE.
     pub const HANGUP: Self = Self(4);
-    /// There is the end of the stream, or urgent data of TCP, in addition to ordinary data or instead of it. These end
-    /// a read early, so a read that returns less than it was asked for does not mean that nothing is left. The poller
-    /// reports this together with READ: epoll only for an interest in changes, kqueue for every interest.
+    /// The end of the stream or urgent data of TCP has arrived, in addition to ordinary data or instead of it. A read
+    /// stops early at either of the two, so a read that returns less than it was asked for does not mean that nothing
+    /// is left. The poller reports this together with READ: epoll only for an interest in changes, kqueue for every
+    /// interest.
     pub const MORE: Self = Self(8);
 
-    /// The union of both.
+    /// Ready for everything that `self` or `other` is ready for.
     #[inline]
     #[must_use]
     pub const fn with(self, other: Self) -> Self {

@@ -106,9 +106,9 @@ struct Lookups {
 
 #[derive(Default)]
 struct State {
-    /// Questions that no thread has begun. May contain questions that nobody asks any longer, and repetitions.
+    /// Questions that no thread looks up yet. May contain questions that nobody asks any longer, and repetitions.
     queue: VecDeque<Arc<Question>>,
-    /// Jobs that no thread has begun. Each takes one question from the queue.
+    /// How many jobs no thread has begun. Each job takes one question from the queue.
     jobs: usize,
     asked: HashMap<Arc<Question>, Lookup>,
     tickets: HashMap<u64, Arc<Question>>,
@@ -172,7 +172,7 @@ impl Lookups {
         let is_new = state.join(&question, ticket, mailbox, max_age);
         if is_new {
             state.queue.push_back(question);
-            // After forgotten questions were removed from the queue, there may be a job that has no question yet.
+            // When forgotten questions are removed from the queue, their jobs stay, and such a job takes this question.
             if state.jobs < state.queue.len() {
                 self.threads
                     .push(Box::new(|| self.answer_next()))
@@ -235,7 +235,7 @@ impl State {
         }
     }
 
-    /// Takes the next question that somebody asks and that no thread has begun.
+    /// Takes the next question that somebody still asks and that no thread looks up yet.
     fn begin_next(&mut self) -> Option<Arc<Question>> {
         while let Some(question) = self.queue.pop_front() {
             if let Some(lookup) = self.asked.get_mut(&question)

@@ -156,7 +156,7 @@ fn answers_are_remembered_for_those_who_accept_their_age() {
     assert_eq!(
         ask("a", hour),
         1,
-        "an answer for somebody without a cache is not kept"
+        "the answer to a question with max_age 0 is not kept"
     );
     assert_eq!(ask("a", hour), 0);
     assert_eq!(ask("a", Duration::ZERO), 1);

@@ -60,7 +60,7 @@ enum Repr {
     Boxed(Box<[u8]>),
 }
 
-/// The parts of an [`Address`], in host byte order.
+/// The parts of an [`Address`]. Numbers are in host byte order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AddressView<'a> {
     /// An IPv4 address.
@@ -142,7 +142,7 @@ impl Address {
         Some(Self::new(&bytes[..len]))
     }
 
-    /// A pointer to the `sockaddr`, which is valid until `self` is moved or dropped, and its length.
+    /// A pointer to the `sockaddr`, and its length. The pointer is valid until `self` is moved or dropped.
     #[inline]
     pub(super) fn as_raw(&self) -> (*const sockaddr, socklen_t) {
         let bytes = self.bytes();
@@ -210,7 +210,7 @@ impl Address {
             ip: self.part(offset_of!(sockaddr_in6, sin6_addr))?,
             port: u16::from_be_bytes(self.part(offset_of!(sockaddr_in6, sin6_port))?),
             flowinfo: u32::from_be_bytes(self.part(offset_of!(sockaddr_in6, sin6_flowinfo))?),
-            // The only field that is in host byte order.
+            // Unlike the fields above, this one is in host byte order.
             scope_id: u32::from_ne_bytes(self.part(offset_of!(sockaddr_in6, sin6_scope_id))?),
         })
     }

@@ -25,9 +25,9 @@ pub unsafe fn recv_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize>
     })
 }
 
-/// The two calls of the hot path, made directly. The C library's functions are cancellation points, which cost four
-/// locked instructions for each pair of calls once the process has a second thread. Cancellation points are not needed,
-/// because threads of this library are not cancelled.
+/// The two calls of the hot path, made without the C library's functions. Those functions are cancellation points,
+/// which cost four locked instructions for each pair of calls once the process has a second thread. Nothing cancels the
+/// threads that make the calls, so no cancellation points are needed.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod direct {
     use std::ffi::{c_int, c_void};
@@ -39,7 +39,7 @@ mod direct {
     #[inline]
     pub(super) unsafe fn recv(fd: RawFd, buf: *mut c_void, len: usize, flags: c_int) -> isize {
         let address = ptr::null_mut::<c_void>();
-        // SAFETY: by the contract. The null pointers mean that no address is requested.
+        // SAFETY: the caller upholds the contract of this function. Null pointers mean that no address is requested.
         unsafe { libc::syscall(libc::SYS_recvfrom, fd, buf, len, flags, address, address) as isize }
     }
 
@@ -48,15 +48,15 @@ mod direct {
     #[inline]
     pub(super) unsafe fn send(fd: RawFd, buf: *const c_void, len: usize, flags: c_int) -> isize {
         let address = ptr::null::<c_void>();
-        // SAFETY: by the contract. The null pointer means that there is no address.
+        // SAFETY: the caller upholds the contract of this function. The null pointer means that there is no address.
         unsafe { libc::syscall(libc::SYS_sendto, fd, buf, len, flags, address, 0_usize) as isize }
     }
 }
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 use libc as direct;
 
-/// Receives one datagram without blocking. Returns its length, at most `len`, and its sender. If the kernel does not
-/// report a sender, the family of that address is `AF_UNSPEC`.
+/// Receives one datagram without blocking. Returns its length, at most `len`, and the address of its sender. If the
+/// kernel does not report a sender, the family of the address is `AF_UNSPEC`.
 ///
 /// # Errors
 /// As for [`super::recv`], and errors of datagrams that were sent before (`ConnectionRefused` ...).

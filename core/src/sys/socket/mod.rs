@@ -42,7 +42,7 @@ pub const NONBLOCKING_TYPE: c_int = 0;
 #[inline]
 pub(super) fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     loop {
-        // -1 is the only value that does not fit.
+        // -1 is the only result that does not fit into a usize.
         if let Ok(count) = usize::try_from(call()) {
             return Ok(count);
         }
@@ -94,8 +94,8 @@ pub fn send(fd: RawFd, data: &[u8]) -> io::Result<usize> {
 /// `WouldBlock` if there is no space, `BrokenPipe`, or the socket's error.
 #[inline]
 pub fn send_vectored(fd: RawFd, slices: &[io::IoSlice<'_>]) -> io::Result<usize> {
-    // SAFETY: `msghdr` is plain data, for which all zeroes is a valid value: no address, no control data. (On some
-    // systems it has private padding, so its fields cannot be listed one by one.)
+    // SAFETY: `msghdr` is plain data, and a value whose bytes are all zero is valid: it has no address and no control
+    // data. (On some systems `msghdr` has private padding, so its fields cannot be listed one by one.)
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
     // sendmsg does not write to the slices, and IoSlice is guaranteed to have the layout of iovec.
     message.msg_iov = slices.as_ptr().cast_mut().cast();

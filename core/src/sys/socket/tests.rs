@@ -245,7 +245,7 @@ fn accepted_connections_are_ready_to_use() {
 #[test]
 fn ipv6_addresses_are_complete() {
     let Ok(listener) = TcpListener::bind("[::1]:0") else {
-        // This machine has no IPv6. The tests of `address` cover its parsing.
+        // This machine has no IPv6. The tests of `address` still cover how IPv6 addresses are parsed.
         return;
     };
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -18,7 +18,8 @@
 //!
 //! The unwind tables of ELF files do not refer to Rust's personality routine directly. They refer to a word of
 //! writable data that holds its address, and all code that is linked into this library shares one such word. This
-//! module replaces the address in that word. That protects every call in the library, at no cost for the calls.
+//! module replaces the address in that word. That protects every call from this library into Python, at no cost for the
+//! calls.
 //!
 //! Source: Itanium C++ ABI, "Exception Handling", 1.3.2 (forced unwinding) and 1.6.3 (personality routines); glibc's
 //! `nptl/unwind.c`; LLVM's `TargetLoweringObjectFileELF::emitPersonalityValue`.

@@ -47,8 +47,7 @@ impl Pending {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// Records that the fd is empty. After this call the caller sees everything that was published before a wake that
-    /// was recorded before this call.
+    /// Records that the fd is empty. After this call, the caller sees all work whose wake was recorded before it.
     #[inline]
     fn clear(&self) {
         self.0.swap(false, Ordering::AcqRel);

@@ -1,4 +1,4 @@
-"""Makes libraries that wait in C code wait in Python code instead, with a patched function.
+"""Changes libraries that wait in C code: they then wait in Python code, which calls patched functions.
 
 A library is changed when it is imported, or at once if it was imported before. psycopg itself has a wait function in
 Python. For sqlite3, the Python code is in ``_sqlite3``.
@@ -28,7 +28,7 @@ def _change_sqlite3(_: Any) -> None:
 
 
 def patch_clients() -> None:
-    """Make libraries that wait for sockets in C wait in Python."""
+    """Let psycopg, which waits for sockets in C code, wait in Python code."""
     _import_hooks.after_import("psycopg.waiting", _change_psycopg)
 
 

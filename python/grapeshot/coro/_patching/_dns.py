@@ -48,7 +48,7 @@ def _needs_no_lookup(name: Any) -> bool:
 
 
 def _first_address(name: Any) -> dns.Question | None:
-    """The question of ``gethostbyname``: CPython takes the first IPv4 address that getaddrinfo(3) returns."""
+    """Return the question for ``gethostbyname``. Its result is the first IPv4 address that getaddrinfo(3) finds."""
     if _needs_no_lookup(name):
         return dns.AT_ONCE
     question = dns.question_of_host("gethostbyname", name)
@@ -63,10 +63,10 @@ def _replacement(
     answer_of: Callable[[Any], Any] = lambda answer: answer,
     count: int = 1,
 ) -> Callable[..., Any]:
-    """Return a replacement of ``function``, which takes ``count`` arguments: it asks the resolver if that is possible.
+    """Return a replacement of ``function``, which takes ``count`` arguments.
 
-    ``question_of`` turns the arguments into a question for the resolver, and ``answer_of`` turns the resolver's answer
-    into the result.
+    The replacement asks the resolver if the arguments allow that: ``question_of`` turns them into a question, and
+    ``answer_of`` turns the resolver's answer into the result.
     """
     is_own = dns.is_own(function, _socket)
 

@@ -1,7 +1,7 @@
 """The part ``futures`` of :func:`grapeshot.coro.patch`: turns threads of ``ThreadPoolExecutor`` into coros.
 
 This part is patched only if it is named. Without it, ``ThreadPoolExecutor`` keeps real threads, for code that computes
-or blocks. Coros can wait for its futures either way.
+or blocks. Coros can wait for the executor's futures either way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def _without_ended(adjust: Any) -> Any:
         ended = [thread for thread in list(self._threads) if not thread.is_alive()]
         if ended:
             self._threads.difference_update(ended)
-            # Permits that the ended workers left behind. A living idle worker that loses its permit still takes work.
+            # Take the permits that the ended workers left behind. A living idle worker that loses its permit still
+            # takes work.
             while self._idle_semaphore.acquire(blocking=False):
                 pass
         adjust(self)

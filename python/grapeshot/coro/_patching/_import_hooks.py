@@ -1,7 +1,7 @@
 """Calls a function after each import of a module, and patches a module again if it is imported a second time.
 
 ``importlib.reload`` runs a module's code again, and so does an import after the module was removed from
-``sys.modules``. This puts the originals back, so each import of a patched module is followed by patching it again.
+``sys.modules``. The module then has its originals again, so it is patched after each import.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _calls: dict[str, Callable[[Any], None]] = {}
 # The modules that _Finder is looking for now. It ignores these, so that the other finders find them.
 _finding: set[str] = set()
-# Held while _Finder changes its place.
+# Held while _Finder changes its place in sys.meta_path.
 _moving = real_rlock()
 
 

@@ -2,9 +2,9 @@
 
 The locks of the import system stay real ones, whose owners are real threads. So they do not tell the coros of one
 thread apart: if a coro waits in the middle of an import, another coro that imports the same module could acquire the
-lock as well, and would see a half-initialized module. Therefore a coro waits here until the first one has finished. But
-if the first one waits in turn for this coro, this coro gets the module as it is. CPython does the same when two threads
-wait for each other.
+lock as well, and would see a half-initialized module. Therefore the second coro waits here until the first one has
+finished. But if the first one in turn waits for the second one, the second one gets the module as it is. CPython does
+the same when two threads wait for each other.
 
 - A task or callback of the loop cannot wait for a coro, so it gets the module as it is.
 - If another real thread is importing the module, the coro blocks its own thread, and the loop, until that thread is

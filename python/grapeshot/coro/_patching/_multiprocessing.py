@@ -1,8 +1,9 @@
 """The part ``multiprocessing`` of :func:`grapeshot.coro.patch`: connections and locks between processes.
 
 Pools and queues of multiprocessing use threads and connections: the threads become coros, and the connections read and
-write with the patched functions of ``os``. The locks are semaphores of the system. The system does not report when one
-becomes free, so a coro polls it, with growing pauses. In a child that a coro has forked, threads are real.
+write with the patched functions of ``os``. The locks are semaphores of the system. The system does not report when a
+semaphore becomes free, so a coro that waits for one polls it, with growing pauses. In a child that a coro has forked,
+threads are real.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _open_connection = _Connection.__init__
 
 def _open(self: Any, handle: int, *args: Any, **kwargs: Any) -> None:
     _open_connection(self, handle, *args, **kwargs)
-    # The descriptor may come from a patched socket, which leaves it nonblocking when it is detached.
+    # If the descriptor was detached from a patched socket, it is still nonblocking.
     os.set_blocking(self._handle, True)
 
 
@@ -66,7 +67,7 @@ def _make_methods(self: Any) -> None:
 
 
 def _make_rlock_methods(self: Any) -> None:
-    """Add a lock for the coros of this process: the semaphore's owner is a thread, so it does not tell coros apart."""
+    """Add a lock for the coros of this process: the semaphore cannot tell them apart, because its owner is a thread."""
     semaphore = self._semlock
     within = _core.thread_rlock()
 

@@ -50,7 +50,7 @@ class _View(types.ModuleType):
 
 
 def replace(module_name: str, name: str, new: object) -> None:
-    """Replace an attribute of an imported module with ``new``, and keep the original, unless that was done before."""
+    """Replace a module's attribute with ``new`` and keep the original, unless the attribute is already replaced."""
     module = sys.modules[module_name]
     if (module_name, name) not in originals:
         original = getattr(module, name)

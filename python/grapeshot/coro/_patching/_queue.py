@@ -1,9 +1,8 @@
 """The part ``queue`` of :func:`grapeshot.coro.patch`.
 
 ``SimpleQueue`` is replaced. The other queues are Python code that waits with the patched locks of :mod:`threading`.
-Programs may also poll a queue in a loop without waiting. With threads this works, because threads are preempted, but
-coros are not. So calls that poll are counted like I/O that was ready at once: after a few of them in a row the coro
-yields.
+Programs may also poll a queue in a loop without waiting. With threads this works, because threads are preempted. Coros
+are not, so calls that poll are counted like I/O that was ready at once: after a few of them in a row the coro yields.
 """
 
 from __future__ import annotations

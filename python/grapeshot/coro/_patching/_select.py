@@ -1,7 +1,7 @@
 """The part ``select`` of :func:`grapeshot.coro.patch`: other coros run while one waits in a ``select`` or ``poll``.
 
-The results come from the original calls with a timeout of 0, so they are what the originals report.
-Between two such calls the coro waits with ``_waits``.
+The results come from the original calls with a timeout of 0, so they are what the originals report. Between two such
+calls the coro waits with ``_waits``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The descriptor of a patched socket is nonblocking, even if the program has not set a timeout and expects calls to block.
 So functions that get a number, such as ``os.read``, have to know whether it belongs to such a socket. A program gets
-the number from ``fileno`` or ``detach``, which note it here.
+the number from ``fileno`` or ``detach``, which record it here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _changing = real_rlock()
 
 
 def note(sock: socket.socket, number: int) -> None:
-    """Note the number of a socket. Called when the program gets it from ``fileno``."""
+    """Record the number of a socket. Called when the program gets it from ``fileno``."""
     known = _known.get(number)
     if isinstance(known, weakref.ref) and known() is sock:
         return
@@ -36,7 +36,7 @@ def note(sock: socket.socket, number: int) -> None:
 
 
 def note_detached(number: int) -> None:
-    """Note the number of a descriptor that was detached from a socket without a timeout."""
+    """Record the number of a descriptor that was detached from a socket without a timeout."""
     if number >= 0:
         inode = _fstat(number).st_ino
         with _changing:
@@ -45,7 +45,7 @@ def note_detached(number: int) -> None:
 
 def _forget(number: int, known: object) -> None:
     with _changing:
-        # Another real thread may have noted another socket under this number in between.
+        # Another real thread may have recorded another socket under this number in between.
         if _known.get(number) is known:
             del _known[number]
 

@@ -8,8 +8,8 @@ has changed nothing when it finds the database locked. These calls can be repeat
   repeated.
 - Outside of a transaction, a statement also commits. If the commit fails, SQLite undoes the statement, so it can be
   repeated as a whole.
-- ``executemany`` is continued with the first parameters that were not used yet, and a script with the first statement
-  that was not executed.
+- ``executemany`` and scripts execute one statement after the other. If one of these finds the database locked, only
+  this one is repeated. (In a transaction, only the first statement of an ``executemany`` can find it locked.)
 - A commit that finds the database locked leaves the transaction open, so it can be repeated.
 
 A statement outside of a transaction cannot be repeated if it calls functions of the program or returns rows
@@ -381,7 +381,7 @@ class Connection(sqlite3.Connection):
         return word not in _HARMLESS and self._commits_itself(word)
 
     def _set_timeout(self, cursor: Cursor, sql: str, parameters: Any) -> Any:
-        """Execute a statement that contains ``PRAGMA busy_timeout``, and note the timeout that it has set."""
+        """Execute a statement that contains ``PRAGMA busy_timeout``, and store the timeout that it has set."""
         self._set_now(self._limit_ms)
         if _ASKS_TIMEOUT.match(sql):
             return _Cursor.execute(cursor, sql, *parameters)
@@ -490,7 +490,7 @@ class Connection(sqlite3.Connection):
 
     def blobopen(self, *args: Any, readonly: bool = False, **kwargs: Any) -> Any:
         if not readonly and not self.in_transaction:
-            # Closing the blob commits, which cannot be repeated.
+            # Closing the blob commits, and that commit cannot be repeated.
             self._blocks = True
             return self._call_alone(functools.partial(_Connection.blobopen, self, *args, readonly=readonly, **kwargs))
         return self._repeat(functools.partial(_Connection.blobopen, self, *args, readonly=readonly, **kwargs))

@@ -76,7 +76,7 @@ def _read_text_alone(file: Any, name: str, lock: Any) -> None:
 
 
 def _patch_raw(raw: Any, reads: SharedReads) -> None:
-    """Patch ``readinto``, which makes one system call, so that other coros run; make the other methods use it."""
+    """Let other coros run while ``readinto`` waits for data, and make ``read`` and ``readall`` use ``readinto``."""
     original: Callable[[Any], int | None] = raw.readinto
 
     def wait_and_read(buffer: Any) -> int | None:

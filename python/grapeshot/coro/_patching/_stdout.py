@@ -167,7 +167,8 @@ def _write_alone(text: Any) -> None:
         with _hold_in_thread(lock) as is_held:
             if is_held or not isinstance(data, str):
                 return method(data)  # type: ignore[no-any-return]
-            # The method is in use, usually by a coro that waits. When that call goes on, this text would be forgotten.
+            # Another call of the method is under way, usually in a coro that waits. The stream would lose text that is
+            # passed to it meanwhile, so this text goes to the buffer below the stream.
             text.buffer.write(data.encode(text.encoding, text.errors))
             if text.line_buffering and "\n" in data:
                 text.buffer.flush()

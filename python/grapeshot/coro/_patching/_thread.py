@@ -1,8 +1,8 @@
 """The part ``thread`` of :func:`grapeshot.coro.patch`: the modules ``_thread`` and ``threading``.
 
-If a coro starts a thread, the new thread is a coro. The same holds for a task or callback whose loop has live coros
-(the workers of a CoroPoolExecutor do not count). Everywhere else, and in modules that keep the originals, threads are
-real. A ``coro.threads.Thread`` is always real. Locks work between all of these.
+If a coro starts a thread, the new thread is a coro. So is a thread that a task or callback starts, if its loop has live
+coros (the workers of a CoroPoolExecutor do not count). Everywhere else, and in modules that keep the originals, threads
+are real. A ``coro.threads.Thread`` is always real. Locks work between all of these.
 """
 
 from __future__ import annotations

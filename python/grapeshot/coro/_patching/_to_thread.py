@@ -64,7 +64,7 @@ async def to_thread(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> A
 
 def _submit(loop: BaseLoop, fn: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
     job = executor_of(loop)._submit_to_coro(loop, fn, *args)
-    if loop._ledger is not None:  # an asyncio.run() that a coro has called waits for its jobs
+    if loop._ledger is not None:  # coros have called asyncio.run(), and each such run waits for its jobs
         loop._ledger.job_submitted(job)
     return asyncio.wrap_future(job, loop=loop)
 
@@ -101,7 +101,8 @@ def _patch_anyio(module: Any) -> None:
         if needs_thread(func, args) or not _has_coros(loop):
             return await run_in_thread(func, args, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
         await cls.checkpoint()
-        # If the caller passes no limiter, there is no limit: anyio has a default limiter because threads are expensive.
+        # If the caller passes no limiter, there is no limit: anyio's default limiter exists because threads are
+        # expensive, and coros are not.
         async with limiter or contextlib.nullcontext():
             with module.CancelScope(shield=not abandon_on_cancel) as scope:
                 context = contextvars.copy_context()
@@ -164,8 +165,10 @@ class _SerialExecutor:
 
 
 def _patch_asgiref(module: Any) -> None:
-    """Call functions in coros, not in threads: the thread-sensitive ones (of a ThreadSensitiveContext or of the loop)
-    all in the same coro.
+    """Call functions in coros, not in threads.
+
+    Each ThreadSensitiveContext has one coro for its thread-sensitive functions. The loop has one coro for all other
+    thread-sensitive functions.
     """
     kind = module.SyncToAsync
     made = (vars(each).get("_storage") for each in gc.get_objects() if type(each).__module__ == "asgiref.local")

@@ -2,8 +2,9 @@
 
 In the fd table of the loop, a descriptor has only one entry per direction. Blocking code has no such limit: two threads
 may read from one pipe, or one may call ``select`` for a socket from which another one receives. So a wait here
-registers its descriptors with an epoll object of its own, and waits on that. Afterwards the caller repeats its own
-system call, so the events that this call reports are level-triggered.
+registers its descriptors with an epoll object of its own, and waits on that. The registration is edge-triggered, so an
+event may be out of date when the wait returns. Therefore the caller then repeats its own system call, which reports the
+present state of the descriptors.
 """
 
 from __future__ import annotations

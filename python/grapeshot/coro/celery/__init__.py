@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["TaskPool"]
 
 _logger = get_logger("celery.pool")
-# The patched class. A module of grapeshot that imports threading gets the originals.
+# The patched class. (`import threading` gives the originals in a module of grapeshot.)
 _Thread: type[threading.Thread] = sys.modules["threading"].Thread
 
 

@@ -49,14 +49,14 @@ class Job:
         self._soft_timeout = options.get("soft_timeout") or pool.options.get("soft_timeout")
         self._timeout = options.get("timeout") or pool.options.get("timeout")
         self._coro: Any = None
-        # Whether the task is being called, so that it can be interrupted.
+        # Whether the task is being called; only then can it be interrupted.
         self._has_begun = False
         # The timers of the limits, and of the repeated interruption.
         self._timers: list[Any] = []
-        # The exceptions that were raised in the coro because of the soft limit, and in order to end the task.
+        # The exception of the soft limit and the exception that ends the task, once they were raised in the coro.
         self._soft_limit: BaseException | None = None
         self._end: BaseException | None = None
-        # Whether the task was ended by its hard limit. Otherwise it was revoked, or the worker terminates.
+        # Whether `_end` was raised because of the hard limit, and not because the task was revoked or the worker ends.
         self._is_over_limit = False
         # Whether the coroutine of an `async def` task runs.
         self.is_async = False
@@ -75,7 +75,7 @@ class Job:
         try:
             if self._accept_callback is not None:
                 self.pool.acknowledge(self._accept_callback, self._coro.id, time.monotonic())
-            if self._end is None:  # else the task was revoked just now
+            if self._end is None:  # otherwise the task was revoked just now
                 self._call_target()
         finally:
             del running[self._coro.id]
@@ -164,7 +164,7 @@ class Job:
         if self._end is not None:
             return
         self._end = coro.Interrupted(reason)
-        if self._has_begun:  # else it does not begin, or it has ended and is being reported
+        if self._has_begun:  # otherwise the task will not begin, or it has ended and is being reported
             self._interrupt_again()
 
     def _interrupt_again(self) -> None:

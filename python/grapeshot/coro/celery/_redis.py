@@ -1,4 +1,4 @@
-"""Two things that kombu's blocking mode lacks for Redis. Pools that use kombu's own loop, such as prefork, have both.
+"""Adds what kombu's blocking mode lacks for Redis. Pools that use kombu's own loop, such as prefork, have it already.
 
 - The worker's main coro waits in kombu, a few seconds at a time. While the number of unacknowledged messages is at the
   prefetch limit, kombu does not ask Redis for another message. It does not notice when a coro of the pool then
@@ -92,7 +92,7 @@ class MessageWait:
         finally:
             self._waiting = None
             if coro is not None:
-                coro._take_back(self._woken)  # it may be pending if messages have ended the wait as well
+                coro._take_back(self._woken)  # still pending if messages ended the wait first
 
 
 class _Poller:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Timer(timer.Timer):
-    """Calls the entries of a worker. An entry that is entered again before its time moves to the new time."""
+    """Calls the entries of a worker. If an entry is entered again before it is due, only the new time counts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -92,7 +92,7 @@ class Timer(timer.Timer):
             self._handles[scheduled.entry] = self._loop.call_later(delay_s, self._reach, scheduled)
 
     def _is_current(self, scheduled: Any) -> bool:
-        """Whether the entry has not been cancelled or moved since."""
+        """Whether the entry was neither cancelled nor entered again since."""
         return self._scheduled.get(scheduled.entry) is scheduled
 
     def _disarm(self, entry: Any) -> None:

@@ -93,7 +93,7 @@ class _Signals(platforms.Signals):  # type: ignore[misc]
         self._message_wait = message_wait
         self._loop = _bridge.own_loop()
         self._main = coro.current()
-        # The time when the oldest handler that has not begun was called. Reset to None when any handler begins.
+        # The time of the first signal since a handler last began; None if there was none.
         self._waiting_since: float | None = None
 
     def __setitem__(self, name: Any, handler: Any) -> None:

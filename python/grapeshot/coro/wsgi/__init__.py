@@ -63,7 +63,7 @@ class Server:
         return self._server.connections
 
     def close(self) -> None:
-        """Stop accepting, and end idle connections. The others end after the response to the request in progress."""
+        """Stop accepting, and end idle connections. Busy connections end after the response to the current request."""
         self._is_closed = True
         self._server.close()
         for connection in list(self._connections):
@@ -83,7 +83,7 @@ class Server:
     def stop(self, timeout: float | None = 30.0) -> None:
         """Close the server, and give requests in progress ``timeout`` seconds to end before they are shut down.
 
-        If ``timeout`` is None, it waits as long as they take. Raises the same exceptions as :meth:`wait_closed`.
+        If ``timeout`` is None, they are not shut down. Raises the same exceptions as :meth:`wait_closed`.
         """
         self.close()
         self._server.stop(timeout)

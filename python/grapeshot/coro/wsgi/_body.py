@@ -35,7 +35,7 @@ class Body:
         self.buffer = bytearray()
         self.is_complete = False
         self.received = 0
-        # The number of bytes that came between the chunks and after the last one: sizes, extensions, trailers.
+        # How many bytes of sizes, extensions and trailers have come. What came together with the head does not count.
         self.framing_len = 0
 
     def left(self) -> int:

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 # Not time.monotonic, because programs may replace that, as tests do.
 _monotonic = _core._coro_monotonic
 _READ_LEN = 64 * 1024
-# Data of a request that the application has not read must be drained. To keep the connection, up to _MAX_UNREAD bytes
-# are drained. Before it is closed, up to _MAX_LINGERING bytes are drained for at most _LINGERING_S seconds: closing a
-# socket with unread data resets the connection, and the client might lose the response.
+# Request data that the application has not read must be drained. To keep the connection, up to _MAX_UNREAD bytes
+# are drained. Before the connection is closed, up to _MAX_LINGERING bytes are drained for at most _LINGERING_S seconds:
+# closing a socket with unread data resets the connection, and the client might lose the response.
 _MAX_UNREAD = 64 * 1024
 _MAX_LINGERING = 1024 * 1024
 _LINGERING_S = 2.0
@@ -214,8 +214,8 @@ class Connection:
     def _begin_sending(self) -> None:
         if self.is_taken:
             raise GoneError("the application has taken over the connection")
-        # If a write was interrupted, and the application caught the exception, it must not send more: the client would
-        # take that for the missing rest.
+        # An application that caught the exception of an interrupted write must not send more data: the client would
+        # take the new data for the rest of the old.
         if self.is_cut:
             raise GoneError("a part of the response was not sent")
         self.is_cut = True
@@ -315,8 +315,8 @@ class Connection:
         refusal = self._parser.error if self._parser.error is error else None
         response.keep_alive = False
         if self.is_taken and isinstance(error, (OSError, StopIteration)):
-            # The other protocol has ended with the connection. With these exceptions libraries tell the server that it
-            # must not send a response.
+            # Libraries raise these exceptions after an upgrade, to tell the server that the connection has ended and
+            # that it must not send a response.
             log.debug("%s: %r after an upgrade", _name(request), error)
             return
         if isinstance(refusal, RequestError):

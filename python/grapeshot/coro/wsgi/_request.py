@@ -141,7 +141,7 @@ class RequestParser:
         return self.requests.popleft() if self.requests else None
 
     def take_rest(self) -> bytes:
-        """Return the bytes after the last request of :meth:`take`, which are then not parsed any more."""
+        """Give up parsing, and return the bytes that come after the last request that :meth:`take` returned."""
         rest, self.rest = self.rest, b""
         return rest
 

@@ -70,7 +70,8 @@ class FileWrapper:
 
     def rest(self) -> tuple[int, int] | None:
         """Return the position in a regular file and how many bytes follow it; None if this is not a regular file."""
-        # Other objects may have a fileno(), too, but return other data than that file has: gzip.GzipFile, for example.
+        # Other objects have a fileno(), too, but not all of them return what that descriptor's file contains. One
+        # example is gzip.GzipFile.
         if not isinstance(getattr(self.filelike, "raw", self.filelike), io.FileIO):
             return None
         try:

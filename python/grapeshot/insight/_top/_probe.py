@@ -45,7 +45,7 @@ class Probe:
         return found
 
     def end(self) -> None:
-        """Tell the process to stop measuring. If that fails, it stops by itself when no more requests arrive."""
+        """Tell the process to stop measuring. It also stops by itself when no more requests arrive."""
         self._asker.tell("_sampler.end()")
 
 

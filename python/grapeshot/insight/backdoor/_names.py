@@ -50,7 +50,7 @@ def where(what: Any = None) -> None:
             lines = _waits.stack_lines(_waits.thread_frames(frame)) if _waits.threads_are_readable() else []
             print("\n".join([f"thread {thread.name!r}", *(f"  {line}" for line in lines)]))  # noqa: T201
     if not is_found:
-        print(f"{what!r} is not a task or coro of this loop or another thread, nor part of the name of one")  # noqa: T201
+        print(f"{what!r} is no other thread, no task or coro of this loop, nor part of the name of one")  # noqa: T201
 
 
 def accounting(each: bool = False) -> None:
@@ -82,7 +82,7 @@ async def top(seconds: float = 2.0) -> None:
 
 
 async def profile(seconds: float = 10.0, path: str | None = None) -> None:
-    """Await it: profile the process for some seconds; print who used CPU time and who waited, and save it to path."""
+    """Await it: profile the process for some seconds, print who used CPU and who waited, save the profile to path."""
     from grapeshot.insight import profiler
 
     with profiler.profile(path) as found:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from grapeshot.insight._measuring import SlowCallback
 
-# The largest numbers of rows of slow callbacks, lines of the tree, and single descriptors to send.
+# At most this many rows of slow callbacks, lines of the tree, and single descriptors are sent.
 _MAX_SLOW = 50
 _MAX_LINES = 5000
 _MAX_DESCRIPTORS = 5000
@@ -49,7 +49,7 @@ class Slow:
     count: int = 0
     total_s: float = 0.0
     duration_s: float = 0.0
-    """How long the slowest callback took. ``stack`` is its stack, or that of another callback if it has none."""
+    """How long the slowest callback took. ``stack`` is its stack, or another callback's if no stack of it was seen."""
     last_s: float = 0.0
     """When the latest one began, in seconds of ``time.monotonic()``."""
     stack: tuple[str, ...] = ()
@@ -96,9 +96,9 @@ class Sampler:
             "python": sys.version.split()[0],
             "cpu_s": time.process_time(),
             "rss": _accounting._rss(),
-            "descriptor_count": len(_tree._open_fds()) - 1,  # without the one used for listing them
+            "descriptor_count": len(_tree._open_fds()) - 1,  # listing them opens one
             "descriptor_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            "threads": len(sys._current_frames()),  # without coros that represent threads
+            "threads": len(sys._current_frames()),  # a patched thread is a coro, and does not count
             "statistics": self._statistics(),
             "slow": [dataclasses.asdict(slow) for slow in self._slow.values()],
         }
@@ -185,8 +185,8 @@ def _memory_of(loop: Any) -> dict[str, Any]:
 def _descriptor_parts(loop: Any, parts: Collection[str]) -> dict[str, Any]:
     """Return the parts that list descriptors, and their number.
 
-    The parts and the number come from one list, because other threads open and close files all the time. For instance,
-    the thread that records stacks reads source files.
+    The parts and the number come from one list, so that they agree although other threads open and close files all the
+    time. For instance, the thread that records stacks reads source files.
     """
     has_owners = "each descriptor" in parts
     listed = _descriptors.descriptors(loop, has_owners) if hasattr(loop, "statistics") else []

@@ -1,6 +1,6 @@
 """``serve``: accepts clients at a Unix socket, and gives each of them a prompt in the running loop.
 
-Everything happens in the loop's thread, with ``add_reader`` and ``add_writer``, so it works on any loop. A client is
+Everything happens in the loop's thread, with ``add_reader`` and ``add_writer``, so any loop will do. A client is
 served by a coro if the program uses coros on a grapeshot loop, otherwise by a task.
 """
 
@@ -217,16 +217,16 @@ def serve(path: str | os.PathLike[str], *, namespace: dict[str, Any] | None = No
 
     A client that connects to the Unix socket (``python -m grapeshot attach PATH``, or ``nc -U PATH``) gets a Python
     prompt in this process. Only processes of this user and of root can connect. ``{pid}`` in the path is replaced by
-    the process id. At the prompt, the names in ``namespace`` are available, and helpers, which ``help`` lists. The back
-    door is closed by :meth:`Server.close`, at the end of a ``with`` block, or when ``asyncio.run``, ``grapeshot.run``
-    or ``coro.run`` ends.
+    the process id. The prompt offers the names in ``namespace`` and some helpers; ``help`` lists both. The back door is
+    closed by :meth:`Server.close`, at the end of a ``with`` block, or when ``asyncio.run``, ``grapeshot.run`` or
+    ``coro.run`` ends.
 
     Raises:
         RuntimeError: no loop is running in this thread.
         PermissionError: other users could replace the socket; see docs/insight.md.
         FileExistsError: a symbolic link, or another file that is not a socket, exists there.
         OSError: a process is listening there (EADDRINUSE), or the path is too long for a socket (ENAMETOOLONG).
-        ValueError: the path has no file name.
+        ValueError: the path has no file name, or contains a NUL.
         NotImplementedError: this system cannot tell which user connects.
     """
     loop = _tree.running_loop()

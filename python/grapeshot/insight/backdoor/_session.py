@@ -104,7 +104,7 @@ class Session:
             return []
         find = rlcompleter.Completer(self.names).complete
         found: list[str] = []
-        # Run in a copy, because a waiting coro has entered its context and not left it.
+        # Run in a copy: a context cannot be entered twice, and a waiting coro has not left its context.
         context = self.context.copy()
         while len(found) < _MAX_COMPLETIONS:
             try:
@@ -127,7 +127,7 @@ class Session:
         file = f"<backdoor {self._number}.{self._commands}>"
         try:
             code = self._compile(source, file, "single")
-        except Exception as exc:  # SyntaxError etc.; also RecursionError and MemoryError if it is nested too deeply
+        except Exception as exc:  # SyntaxError etc.; RecursionError or MemoryError if the source is nested too deeply
             self._source.clear()
             self._remember(file, source)
             self.write("".join(traceback.format_exception_only(exc)))

@@ -43,7 +43,7 @@ MAX_INPUT_LEN = 1 << 20
 _PIECE = 1 << 16
 _INTERRUPT = 3
 _GONE = select.POLLHUP | select.POLLERR
-# How often to check whether a client that has ended its side is still there.
+# How often to check whether a client that has ended its input is still there.
 _CHECK_S = 1.0
 # How long a client has to read the remaining output when the connection is closed.
 _CLOSE_WITHIN_S = 5.0

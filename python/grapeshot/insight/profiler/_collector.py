@@ -9,9 +9,10 @@
 A switch happens inside a function that waits, but the profiler gets events only at the call and the return of this
 function. That is why the native switch records when a coro was left and entered.
 
-Each owner (a coro, a task, or a thread for everything else it runs) has a tree of calls, and a current position in it.
-At each event, the time since the thread's last event is charged to the position of the owner that was running. Each
-thread has its own state, which only that thread changes. This module does not depend on where the events come from.
+An owner is a coro, a task, or a thread; a thread owns what it runs outside of coros and tasks. Each owner has a tree of
+calls, and a current position in it. At each event, the time since the thread's last event is charged to the position of
+the owner that was running. Each thread has its own state, which only that thread changes. This module does not depend
+on where the events come from.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class _State:
 class Collector:
     """Receives events in any thread.
 
-    ``wall`` and ``cpu`` are clocks in nanoseconds; ``cpu`` is the time of the calling thread. ``stamps`` returns when a
-    coro of the calling thread was last entered and left, on both clocks.
+    ``wall`` and ``cpu`` are clocks in nanoseconds; ``cpu`` is the CPU time of the calling thread. ``stamps`` returns
+    when a coro of the calling thread was last entered and left, on both clocks.
     """
 
     def __init__(
@@ -252,7 +253,7 @@ class Collector:
         state.wall_ns, state.cpu_ns = self._wall(), self._cpu()
 
     def _seed(self, owner: Owner, frame: FrameType | None, subject: Any) -> FrameType | None:
-        """Move the owner's position to the functions that it is in. For a task, return the frame that called them."""
+        """Add the running functions of the owner to its position. For a task, return the frame that called them."""
         coroutine = subject.get_coro() if owner.kind == "task" else None
         last = getattr(coroutine, "cr_frame", None)
         codes = []
@@ -266,7 +267,7 @@ class Collector:
         return frame
 
     def _owner(self, subject: Any, is_entry: bool, *, seeds: bool = True) -> Owner:
-        """Return the Owner of a coro or task. If it is new and a coro, its position includes the functions it is in."""
+        """Return the Owner of a coro or task. A new coro's position includes the functions that the coro is in."""
         known = self._owners.get(id(subject))
         if known is not None and known[0]() is subject:
             return known[1]

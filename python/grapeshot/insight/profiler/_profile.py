@@ -87,7 +87,7 @@ class OwnerRow:
 
     @property
     def wait(self) -> int:
-        """The time, since it was first seen, during which it did not have the CPU."""
+        """The time, since the owner was first seen, during which it did not have the CPU."""
         return max(0, self.wall - self.cpu)
 
     def add(self, other: OwnerRow) -> None:

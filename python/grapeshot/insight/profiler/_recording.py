@@ -15,8 +15,8 @@ class Node:
     def __init__(self, key: CodeType | str | None, parent: Node | None) -> None:
         self.key = key  # the code object, or the name of a function written in C
         self.parent = parent
-        # By the name of a function written in C, or else by the id of the code object, because comparing code objects
-        # would compare their contents. The child keeps the code object alive, so the id stays unique.
+        # The key is the name of a function written in C, or else the id of the code object, because comparing code
+        # objects would compare their contents. The child keeps the code object alive, so the id stays unique.
         self.children: dict[int | str, Node] = {}
         self.calls = 0
         self.cpu_ns = 0

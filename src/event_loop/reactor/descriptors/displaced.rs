@@ -96,8 +96,8 @@ impl Descriptors {
                 continue;
             };
             let is_displaced = !number_of(&other).is_ok_and(|number| number == i64::from(fd));
-            // Checked again, because `number_of` may have run a `fileno()` of the program, which may change
-            // registrations.
+            // The registration is looked up again, because `number_of` may have run a `fileno()` of the program, which
+            // may have changed it.
             if is_displaced
                 && known().is_some_and(|now| now.is(&other))
                 && let Ok(Some(ended)) = self.set_watcher(py, fd, direction, None)
@@ -108,8 +108,8 @@ impl Descriptors {
         }
     }
 
-    /// Called when a transport takes over a descriptor number that still has a registration: the file objects of that
-    /// registration must have been closed.
+    /// Called when a transport takes over a descriptor number that still has a registration. Most likely the file
+    /// objects of that registration have been closed.
     pub(super) fn note_all_displaced(&self, py: Python<'_>, fd_use: &FdUse) {
         if let FdUse::Watch(watch) = fd_use {
             for target in watch.get().targets(py).into_iter().flatten() {

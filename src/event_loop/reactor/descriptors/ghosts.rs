@@ -1,9 +1,9 @@
 //! Ghosts: registrations that cannot be removed from the poller any more.
 //!
-//! If other code closes a descriptor that epoll watches, epoll forgets it only if no duplicate of it is open. A forked
-//! child, or any code that called `dup`, may keep the open file alive. Then `epoll_ctl` cannot remove the registration
-//! either, because it must be given the descriptor, which is closed. Such a ghost goes on reporting events. They carry
-//! the token of an outdated registration, so they reach no watcher, but each of them wakes the loop. After many such
+//! When other code closes a descriptor, epoll stops watching it only if no duplicate of it is open. A forked child, or
+//! any code that called `dup`, may keep the open file alive. Then `epoll_ctl` cannot remove the registration either,
+//! because it must be given the descriptor, which is closed. Such a ghost goes on reporting events. They carry the
+//! token of an outdated registration, so they reach no watcher, but each of them wakes the loop. After many such
 //! events, a new poller replaces the old one. The new one watches only the entries of the fd table whose number still
 //! belongs to the file that was registered.
 

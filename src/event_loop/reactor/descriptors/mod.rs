@@ -177,7 +177,7 @@ impl Descriptors {
             Ok(()) => None,
             Err(_) => self.table.borrow_mut().remove(fd),
         };
-        // Last, because releasing an entry may run any code.
+        // The stale entry is released last, because that may run any code.
         if let Some(stale) = stale {
             self.note_all_displaced(py, &stale);
             stale.displace(py);
@@ -202,7 +202,7 @@ impl Descriptors {
     }
 
     /// Removes a registration from the fd table, and its descriptor from the poller if `interest` is not NONE. Does
-    /// nothing if the table no longer has the registration: the descriptor's number may belong to another one. The
+    /// nothing if the table no longer has the registration: the descriptor's number may have a new registration. The
     /// caller drops the result where any code may run.
     #[must_use = "dropping it may run any code"]
     pub(crate) fn unregister(&self, token: Token, interest: Interest) -> Option<FdUse> {

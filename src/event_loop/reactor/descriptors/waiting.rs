@@ -5,8 +5,9 @@
 //! native object that waits for one event. Handles are level-triggered, as in asyncio. If only objects wait, the poller
 //! reports changes (edge-triggered). When such a wait ends, the poller's registration stays unchanged, so the next wait
 //! on that socket costs no system call. This is safe: an object waits only after the kernel has reported that the call
-//! would block, or after a short read that has emptied the socket, so a change must follow. (All other waits register
-//! the descriptor again: `is_anew`.) The registration ends with the first event that finds no waiting object.
+//! would block, or after a short read that has emptied the socket, so the change that the object waits for is still to
+//! come. (All other waits register the descriptor again: `is_anew`.) The registration ends with the first event that
+//! finds no waiting object.
 //!
 //! ```text
 //!   wait_once:  another socket than last time, or a handle for the other direction?
@@ -160,8 +161,8 @@ impl Descriptors {
             self.end_displaced(fd, socket);
         }
         let is_known = !is_anew && is_of_socket;
-        // Made before the watch is looked up: up to CPython 3.11, an allocation may run a garbage collection, whose
-        // finalizers may remove the watch.
+        // The reference is made before the watch is looked up: up to CPython 3.11, an allocation may run a garbage
+        // collection, whose finalizers may remove the watch.
         let reference = if is_known {
             None
         } else {
@@ -299,7 +300,7 @@ impl Descriptors {
 
     fn remove_watch(&self, fd: RawFd) {
         let removed = self.table.borrow_mut().remove(fd);
-        // Dropped after the borrow has ended, because its destructors may use the table.
+        // `removed` is dropped after the borrow has ended, because its destructors may use the table.
         drop(removed);
     }
 

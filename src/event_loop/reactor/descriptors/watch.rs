@@ -56,7 +56,8 @@ impl Watch {
         self.socket.is_set() && self.armed.get().is_on_change()
     }
 
-    /// The directions that have a watcher: level-triggered if one of the watchers is a handle, otherwise on changes.
+    /// The directions that have a watcher: level-triggered if one of the watchers is a handle, otherwise
+    /// edge-triggered.
     pub(super) fn waited_for(&self) -> Interest {
         let mut interest = Interest::NONE;
         let mut has_handle = false;
@@ -225,8 +226,8 @@ impl WatchRef {
         self.get().armed.get()
     }
 
-    /// If the socket object of the last wait no longer exists, notes that the poller watches nothing. Otherwise returns
-    /// this object, which the caller must keep until it no longer uses the watch (see `socket_alive`).
+    /// If the socket object of the last wait no longer exists, records that the poller watches nothing. Otherwise
+    /// returns this object, which the caller must keep until it no longer uses the watch (see `socket_alive`).
     #[must_use]
     pub(super) fn check_armed(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
         let watch = self.get();

@@ -29,7 +29,7 @@ pub(super) fn receive(
             iov_base: slot.as_mut_ptr().cast(),
             iov_len: slot_len,
         });
-        // SAFETY: `mmsghdr` is plain data, for which all zeroes is a valid value.
+        // SAFETY: `mmsghdr` is plain data. A value whose bytes are all zero is valid.
         let message = messages[index].write(unsafe { MaybeUninit::zeroed().assume_init() });
         message.msg_hdr.msg_iov = ptr::from_mut(slice);
         message.msg_hdr.msg_iovlen = 1;
@@ -64,6 +64,6 @@ pub(super) fn receive(
             sender.to_address(message.msg_hdr.msg_namelen),
         );
     }
-    // If an error occurs after the first datagram, the socket keeps it for the next call.
+    // The socket keeps an error that occurs after the first datagram, and the next call returns it.
     Ok(Batch { error: None })
 }

@@ -49,8 +49,8 @@ pub struct Batch {
 /// result, unless the system keeps it for the next call.
 ///
 /// # Errors
-/// `WouldBlock` if no datagram has arrived, or the pending error of the socket (`ConnectionRefused` if it is
-/// connected), which this call resets. `InvalidInput` if there is no slot, or `limit` is 0.
+/// `WouldBlock` if no datagram has arrived. The pending error of the socket, which this call resets (such as
+/// `ConnectionRefused` on a connected socket). `InvalidInput` if there is no slot, or `limit` is 0.
 #[inline]
 pub fn recv_batch(
     fd: RawFd,
