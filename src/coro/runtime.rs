@@ -22,6 +22,7 @@ use super::fiber::{Fiber, SharedSlot, describe_overflow};
 use super::pulse::{OwnPulse, default_limit_ns, late_after};
 use super::pystate::{Chunks, PyState, Relinked, Suspended, ThreadStateRoot};
 use super::reprs::ReprList;
+use super::scheduler::prefetch_stack;
 use super::slots::Slots;
 use super::stamps::Stamps;
 use super::thread_locals::Search;
@@ -52,8 +53,9 @@ pub(super) struct Runtime {
     pub(super) is_forked: Cell<bool>,
     /// The coro that is running, null on the thread's own stack.
     pub(super) current: Cell<*mut ffi::PyObject>,
-    /// The coro that must not wait now, null if there is none: a garbage collection is running on its stack, which may
-    /// be evicted (`collector`), or a native profile function is being told of its frames (`profiling`).
+    /// The coro that must not wait now, because a garbage collection is running on its stack, which may be evicted
+    /// (`collector`), or because a native profile function is being told of its frames (`profiling`). Null if there is
+    /// no such coro.
     pub(super) collecting: Cell<*mut ffi::PyObject>,
     /// Whether a collection runs on the stack of `collecting`.
     pub(super) is_collecting: Cell<bool>,
@@ -497,6 +499,10 @@ impl Runtime {
             // SAFETY: the stack is suspended in its place.
             unsafe { fiber.state.instrument(coro.py())? };
             return Ok(pointer);
+        }
+        if let Some(saved) = &fiber.saved {
+            // The data arrives while the other stack is copied away.
+            prefetch_stack(saved, fiber.innermost);
         }
         self.evict(shared).ok_or_else(no_memory)?;
         if let Some(saved) = fiber.saved.take() {

@@ -17,6 +17,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use grapeshot_core::arch;
+use grapeshot_core::stack::Saved;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -50,6 +51,7 @@ pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
         if !runtime.current.get().is_null() || coro.thread.get() != runtime.thread || !pystate::may_run() {
             return refuse(runtime, coro);
         }
+        prefetch_next_fiber(coro);
         match runtime.install(coro, run_on_stack) {
             Ok(fiber) => {
                 if runtime.options.late_ns.get() != 0 {
@@ -231,11 +233,30 @@ pub(super) fn prefetch_next(reactor: &Reactor) {
             // SAFETY: the fiber of a coro that is ready, so no other code uses it.
             let (saved, innermost) = unsafe { ((*fiber).saved.as_ref(), (*fiber).innermost) };
             if let Some(saved) = saved {
-                prefetch(saved.as_ptr(), saved.len_bytes().min(MAX_PREFETCHED_LEN));
-                prefetch(innermost, 2 * LINE_LEN);
+                prefetch_stack(saved, innermost);
             }
         }
     }
+}
+
+/// Prefetches the fiber of the coro that runs after this one.
+#[inline]
+fn prefetch_next_fiber(coro: Coro<'_>) {
+    if let Some(event_loop) = coro.event_loop.get(coro.py()) {
+        let reactor = LoopObject::of(&event_loop).reactor();
+        if reactor.ready.len() >= MIN_PREFETCHED
+            && let Some(fiber) = ready_fiber(reactor, 0)
+        {
+            prefetch(fiber.cast(), size_of::<Fiber>());
+        }
+    }
+}
+
+/// Prefetches a saved stack and its innermost frame.
+#[inline]
+pub(super) fn prefetch_stack(saved: &Saved, innermost: *const u8) {
+    prefetch(saved.as_ptr(), saved.len_bytes().min(MAX_PREFETCHED_LEN));
+    prefetch(innermost, 2 * LINE_LEN);
 }
 
 /// The fiber of the coro at position `offset` in the ready queue, if that entry is a coro with a fiber.
