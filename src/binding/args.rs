@@ -111,9 +111,9 @@ impl<'a, 'py> Args<'a, 'py> {
         self.signature.name()
     }
 
-    /// True if the call gives all required parameters by position. If the signature has no other parameters, the call
-    /// must give nothing else. If the signature accepts no keywords, the call must have no keyword arguments. Functions
-    /// with other parameters check these parameters themselves (for example with `bind`).
+    /// Whether the call gives all required parameters by position, and nothing that the signature rules out: further
+    /// arguments if it has no other parameters, or keyword arguments if it accepts none. Functions with other
+    /// parameters check these parameters themselves (for example with `bind`).
     #[inline(always)]
     fn fits_signature(&self) -> bool {
         if self.signature.is_fixed() {

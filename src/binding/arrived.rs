@@ -11,8 +11,8 @@ use pyo3::types::PyList;
 use super::errors;
 use super::object_result::ObjectResult;
 
-/// A ticket, and the result or the exception to raise. None if there was no memory for either of the two: `append` then
-/// makes a MemoryError.
+/// A ticket, and the result or the exception to raise. None if there was memory for neither a result nor an exception:
+/// `append` then makes a MemoryError.
 type Ticket = (u64, Option<Py<PyAny>>);
 
 /// The results that Python code has not received yet. After a call of `append` there are none, unless that call ran out

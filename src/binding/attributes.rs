@@ -1,9 +1,9 @@
 //! The attributes that Python code sets on a native object or on its type, and how native code respects them.
 //!
 //! asyncio's transports are ordinary objects: programs set `transport.write = f`, and tools replace methods on the
-//! class. `InstanceDict` is the `__dict__` of a native object, which is created when it is first needed. Until then,
+//! class. `InstanceDict` is the `__dict__` of a native object. The dict is created when it is first needed. Until then,
 //! CPython's specialized method calls are as fast as for objects without a `__dict__`. On Python 3.11, the dict is
-//! created with the object, and calls are just as fast as long as the dict is empty. `OwnMethods` tells whether native
+//! created together with the object. While the dict is empty, calls are just as fast. `OwnMethods` tells whether native
 //! code may call a method of such an object directly, or must call it through Python because Python code has replaced
 //! it.
 

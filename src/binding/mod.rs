@@ -53,7 +53,7 @@ pub(crate) fn is_switched_on(variable: &str) -> bool {
 
 #[cfg(all(Py_GIL_DISABLED, Py_3_14))]
 unsafe extern "C" {
-    /// `Doc/c-api/object.rst`; pyo3-ffi does not export it.
+    /// Unstable C API (`Doc/c-api/object.rst`), which pyo3-ffi does not export.
     fn PyUnstable_Object_EnableDeferredRefcount(object: *mut ffi::PyObject) -> std::ffi::c_int;
 }
 

@@ -6,7 +6,7 @@
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyString, PyTuple};
+use pyo3::types::{IntoPyDict, PyBool, PyString, PyTuple};
 
 /// A Python object that is never freed.
 #[derive(Clone, Copy)]
@@ -43,9 +43,11 @@ macro_rules! kept {
             $(pub(crate) $object: Kept,)*
             /// `asyncio.events._ThreadSafeHandle`, which exists from 3.14 on.
             pub(crate) threadsafe_handle_type: Option<Kept>,
-            /// `_asyncio._get_running_loop`, from 3.14 on. In earlier versions, each call makes a system call
-            /// (`getpid`).
+            /// `_asyncio._get_running_loop`, from 3.14 on. None in earlier versions, in which each call of it makes a
+            /// system call (`getpid`).
             pub(crate) get_running_loop: Option<Kept>,
+            /// What a future without callbacks needs of its loop: `get_debug()`, which returns False.
+            pub(crate) loop_of_done_future: Kept,
             /// `"type"`, which is a keyword of Rust and so cannot be the name of a field.
             pub(crate) type_keyword: Kept,
             /// `"loop"`, also a keyword of Rust.
@@ -69,6 +71,11 @@ macro_rules! kept {
                         Some(Kept::new(&py.import("_asyncio")?.getattr("_get_running_loop")?))
                     } else {
                         None
+                    },
+                    loop_of_done_future: {
+                        let kwargs = [("get_debug", py.get_type::<PyBool>())].into_py_dict(py)?;
+                        let namespace = py.import("types")?.getattr("SimpleNamespace")?;
+                        Kept::new(&namespace.call((), Some(&kwargs))?)
                     },
                     no_args: Kept::new(PyTuple::empty(py).as_any()),
                     type_keyword: Kept::new(PyString::intern(py, "type").as_any()),

@@ -1,16 +1,16 @@
 //! `ObjectRef`: an owned reference to a Python object, for queues and tables outside of native objects' cells.
 //!
 //! Dropping it releases the reference. A `Py` checks at each drop whether pyo3 has attached the thread. If not, it
-//! releases the reference later. pyo3 does not know that the thread is attached in functions that CPython calls
-//! directly. An `ObjectRef` makes no check: it costs no more than the pointer, and always releases the reference at
+//! releases the reference later. In a function that CPython calls directly, the thread is attached, but pyo3 does not
+//! know that. An `ObjectRef` makes no check: it costs no more than the pointer, and always releases the reference at
 //! once.
 //!
 //! An `ObjectRef` is neither `Send` nor `Sync`, so it cannot be used inside `Python::detach`: a thread that has one is
 //! attached. Only the loop's inbox carries references to another thread, and that thread is attached when it takes them
 //! out.
 //!
-//! Releasing a reference may run any code, because it may be the last one. So take the value out of its queue or table
-//! first, and drop it when nothing is borrowed any more.
+//! Releasing the last reference to an object may run any code. So take the value out of its queue or table first, and
+//! drop it when nothing is borrowed any more.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;

@@ -42,8 +42,8 @@ use super::object_result::ObjectResult;
 ///
 /// The function always gets all required arguments, and gets them by position (`Args::pass_to`).
 ///
-/// Inside a generic function, the row must declare the generic parameter again: the macro defines the function that
-/// CPython calls there, and an inner function cannot use the generic parameters of the outer one.
+/// A row inside a generic function must declare the generic parameter again: the function that CPython calls is then an
+/// inner function, which cannot use the generic parameters of the outer one.
 macro_rules! row {
     (method, $($row:tt)+) => {
         $crate::binding::rows::row!(@ Object, $crate::binding::rows::call_method, $($row)+)

@@ -3,9 +3,10 @@
 use super::HAS_GIL;
 use super::parts::{AtomicBool, Ordering, yield_now};
 
-/// A lock that a thread holds only while it neither detaches nor runs Python code, so for less than a microsecond. The
+/// A thread that holds this lock neither detaches nor runs Python code, and releases the lock within a microsecond. The
 /// garbage collector and `os.fork()` wait until all other threads have stopped at a point where they could detach, so
-/// they never find it locked. A lock whose bytes are all zero is unlocked. In builds with the GIL it does nothing.
+/// they never find the lock held. A lock whose bytes are all zero is unlocked. In builds with the GIL, the lock does
+/// nothing.
 pub(crate) struct SpinLock(AtomicBool);
 
 /// Releases the lock when the section ends, even by a panic.

@@ -34,7 +34,7 @@ pub(crate) struct LoopObject {
     /// `{"loop": self}`, the keyword arguments for creating futures. Set only while the loop runs, because the dict and
     /// the loop form a reference cycle.
     pub(super) future_kwargs: ObjectCell,
-    /// A done future, which `soon_after_wait` passes to tasks. Set only while the loop runs, for the same reason.
+    /// A done future, which `soon_after_wait` passes to tasks. Set only while the loop runs.
     pub(super) done_future: ObjectCell,
     /// A list of the listeners that have paused accepting because of a limit: see `limit_methods`.
     pub(super) paused: ObjectCell,

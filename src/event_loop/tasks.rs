@@ -39,8 +39,8 @@ fn class_in(py: Python<'_>, module_dict: Kept, name: Kept) -> PyResult<Bound<'_,
 }
 
 /// `{"loop": self}`, created once per run. Passing this dict saves a third of the cost of creating a future. None while
-/// the loop does not run. In free-threaded builds, all threads but the one that runs the loop get None, because that
-/// one drops the dict at the end of the run.
+/// the loop does not run. In free-threaded builds, only the thread that runs the loop gets the dict, because it drops
+/// the dict at the end of the run. All other threads get None.
 #[inline]
 fn future_kwargs(this: This<'_, LoopObject>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let py = this.py();
@@ -127,10 +127,10 @@ impl LoopObject {
     /// Schedules `callback(awaited)`. `awaited` is one of our own objects that tasks await, and its wait has ended
     /// without an exception.
     ///
-    /// CPython's task asks the object for its result before it goes on, and drops the result. If the object is not an
-    /// `asyncio.Future`, the task looks its method up by a string that it has just made, which no cache of methods
-    /// contains. In free-threaded builds, all threads then also write to the same cache. Therefore a task gets a
-    /// done future instead.
+    /// Before CPython's task goes on, it asks the object for its result, which it then drops. If the object is not an
+    /// `asyncio.Future`, the task looks up the method `result` by a string that it has just made, which no cache of
+    /// methods contains. In free-threaded builds, all threads then also write to the same cache. Therefore a task gets
+    /// a done future instead.
     #[inline]
     pub(crate) fn soon_after_wait(
         &self,
@@ -139,33 +139,29 @@ impl LoopObject {
         context: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         if wakes_task(callback)
-            && let Some(future) = self.done_future(callback.py())?
+            && self.is_owned_here()
+            && let Some(future) = self.done_future.get(callback.py())
         {
             return self.soon(callback, &[future.as_ptr()], context);
         }
         self.soon(callback, &[awaited], context)
     }
 
-    /// A future of this loop that is done. None while the loop does not run, and in other threads.
-    #[inline]
-    fn done_future<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        if !self.is_owned_here() {
-            return Ok(None);
+    /// Makes the future that `soon_after_wait` passes to tasks, unless it exists. This happens before a run, because a
+    /// wake-up that fails would be lost.
+    pub(super) fn make_done_future(&self, py: Python<'_>) -> PyResult<()> {
+        if self.done_future.is_set() {
+            return Ok(());
         }
-        match self.done_future.get(py) {
-            Some(future) => Ok(Some(future)),
-            None => self.make_done_future(py).map(Some),
-        }
-    }
-
-    #[cold]
-    fn make_done_future<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let kwargs = new_objects::dict(py)?;
-        kwargs.set_item(names(py).loop_keyword.bind(py), self.to_bound(py))?;
+        kwargs.set_item(
+            names(py).loop_keyword.bind(py),
+            names(py).loop_of_done_future.bind(py),
+        )?;
         let future = names(py).future_type.bind(py).call((), Some(&kwargs))?;
         future.call_method1(names(py).set_result.bind(py).cast::<PyString>()?, (py.None(),))?;
-        self.done_future.set(future.clone());
-        Ok(future)
+        self.done_future.set(future);
+        Ok(())
     }
 }
 

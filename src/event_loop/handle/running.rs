@@ -289,7 +289,7 @@ fn leave(
     if is_taken.is_truthy()? { Ok(()) } else { Err(error) }
 }
 
-/// Drops the references that were moved out of a handle that cannot run: because it has run, is running or was cleared
+/// Drops the references that were moved out of a handle that cannot run, because it has run, is running or was cleared
 /// by the collector, or because there was no memory for its context.
 #[cold]
 fn drop_rest(py: Python<'_>, call: &[*mut ffi::PyObject], args: &[*mut ffi::PyObject]) {

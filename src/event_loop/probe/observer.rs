@@ -22,7 +22,7 @@ pub(crate) enum Kind {
     Source,
 }
 
-/// The functions of the observer. They are called attached.
+/// The functions of the observer. Only attached threads call them.
 pub(crate) struct Observer {
     /// Called when a loop begins to run in this thread. Returns whether the thread is observed.
     pub(crate) enter: fn(&Bound<'_, PyAny>) -> bool,

@@ -60,7 +60,7 @@ impl Access {
     }
 
     /// Records that this thread uses the loop's cells until the result is dropped. The thread must hold the loop's
-    /// critical section at both moments.
+    /// critical section when it calls this and when it drops the result.
     pub(crate) fn begin_visit(&self) -> Visit<'_> {
         self.visitors.borrow_mut().push(current_thread());
         Visit(self)

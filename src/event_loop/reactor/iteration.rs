@@ -52,6 +52,7 @@ impl Reactor {
     /// work stays queued for the next run.
     pub(crate) fn run(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         let _claimed = Claimed(self);
+        event_loop.make_done_future(py)?;
         self.descriptors.pacing.poll_next();
         event_loop.clock_version.forget();
         self.signals.enter();

@@ -169,7 +169,7 @@ impl ReadyWork {
         self.inbox.is_empty()
     }
 
-    /// Drops the contents of the inbox while `is_closed()`. Any thread may call this.
+    /// Drops the contents of the inbox for as long as `is_closed()` returns true. Any thread may call this.
     pub(super) fn empty_inbox_while(&self, is_closed: impl Fn() -> bool) {
         while is_closed()
             && let Some(entry) = self.inbox.pop()

@@ -212,7 +212,7 @@ impl Timers {
         }
     }
 
-    /// Whether a timer is due that is not cancelled. If the program has its own clock, any timer counts as due.
+    /// Whether a timer that is not cancelled is due. If the program has its own clock, any timer counts as due.
     #[cold]
     pub(super) fn is_due(&self, py: Python<'_>, clock: LoopClock<'_>, now_ns: u64) -> bool {
         let is_native = clock.is_native(py);

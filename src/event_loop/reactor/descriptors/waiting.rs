@@ -342,7 +342,7 @@ impl Descriptors {
     }
 
     /// Handles an event of a watched descriptor. No callback runs here: handles go to `ready`, and waiters queue their
-    /// own work. Not inlined, because greenlets copy the stack below `Reactor::dispatch`.
+    /// own work. Not inlined, because that would enlarge the frame of `Reactor::dispatch`, which greenlets copy.
     #[inline(never)]
     pub(crate) fn dispatch_watch(
         &self,
