@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _socket
+import contextlib
 import errno
 import io
 import os
@@ -49,6 +51,10 @@ _CONNECT_TELLS = sys.platform == "linux"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 # Flags of calls that do not receive the data of the stream.
 _NOT_DATA = socket.MSG_OOB | getattr(socket, "MSG_ERRQUEUE", 0)
+_AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
+# The most bytes that a call with arguments of an unusual form gets of the data that was put back.
+_MAX_LEN = 65536
+_RECV: Callable[..., bytes] = socket.socket.recv
 # Held while data is put back or taken out again. Reentrant, because a finalizer may receive data in a thread that holds
 # this lock.
 _putting_back = real_rlock()
@@ -113,7 +119,7 @@ class CoroSocket(_Native):
         if not self.getblocking():
             raise ValueError("non-blocking sockets are not supported")
         if os.get_blocking(self.fileno()):
-            # Other code that shares the descriptor has set this mode, in which os.sendfile() would block the thread.
+            # Other code that shares the descriptor has made it blocking, so os.sendfile() would block the thread.
             # send(), which is used instead, does not.
             raise socket._GiveupOnSendfile("the descriptor is in blocking mode")  # type: ignore[attr-defined]
         start = offset
@@ -166,35 +172,41 @@ class CoroSocket(_Native):
         return len(data)
 
     def _receive_unread(self, method: str, args: tuple[Any, ...]) -> Any:
-        """Return kept data in the form in which ``method`` of socket.socket returns data from the peer.
+        """Return what a receiving method returns if the data that was put back comes before the data in the kernel.
 
-        Return None if no such data is left, or if the call asks for other data (urgent data). Also return None if the
-        arguments are wrong: the method itself then raises the error.
+        The method itself is called, with these arguments, on one of two connected sockets into which the data was
+        written. So its checks, its results and its errors are the usual ones. Return None if no such data is left, if
+        the call asks for other data (urgent data), or if the socket is closed.
         """
-        target, flags = args[0], args[-1]
-        if not isinstance(flags, int) or flags & _NOT_DATA:
+        flags = args[-1]
+        if self.fileno() < 0 or (isinstance(flags, int) and flags & _NOT_DATA):
             return None
-        if method in ("recv", "recvfrom", "recvmsg"):
-            if not isinstance(target, int) or target <= 0 or (data := self._take_unread(target)) is None:
+        with _putting_back:
+            unread = getattr(self, "_unread", b"")
+            if not unread:
+                self._note_unread(False)
                 return None
-            result: Any = data
-        else:
+            data = unread
+            if isinstance(flags, int) and flags & (socket.MSG_PEEK | socket.MSG_WAITALL):
+                # These calls want as much as there is.
+                with contextlib.suppress(OSError):
+                    data += _RECV(self, _MAX_LEN, socket.MSG_PEEK | _AT_ONCE)
+            near, far = _socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                views = [memoryview(part).cast("B") for part in (target if method == "recvmsg_into" else (target,))]
-                wanted = sum(view.nbytes for view in views)
-                if method != "recvmsg_into" and args[1]:
-                    wanted = args[1] if 0 < args[1] <= wanted else 0
-            except TypeError:
-                return None
-            if not wanted or any(view.readonly for view in views) or (data := self._take_unread(wanted)) is None:
-                return None
-            rest = data
-            for view in views:
-                view[: len(rest)] = rest[: view.nbytes]
-                rest = rest[view.nbytes :]
-            result = len(data)
-        if flags & socket.MSG_PEEK:
-            self._put_back(data)
-        if method.startswith("recvmsg"):
-            return result, [], 0, None
-        return (result, None) if method.startswith("recvfrom") else result
+                near.settimeout(0)
+                far.settimeout(0)
+                far.send(data[:_MAX_LEN])
+                result = getattr(near, method)(*args)
+            finally:
+                near.close()
+                far.close()
+            first = result[0] if isinstance(result, tuple) else result
+            count = first if isinstance(first, int) else len(first)
+            if not flags & socket.MSG_PEEK:
+                self._take_unread(min(count, len(unread)))
+                if count > len(unread):
+                    _RECV(self, count - len(unread), _AT_ONCE)
+        if self.family == socket.AF_UNIX and method.startswith(("recvfrom", "recvmsg")):
+            with contextlib.suppress(OSError):  # not connected any more
+                result = (*result[:-1], self.getpeername() or None)
+        return result

@@ -130,6 +130,7 @@ impl Operation for Recv {
         surroundings: &Surroundings<'_>,
     ) -> PyResult<Attempt<'py>> {
         if socket.extra().has_unread.get()
+            && socket.descriptor()? >= 0
             && let Some(data) = unread(socket, self.len())?
         {
             return Ok(Attempt::Done(data));
@@ -277,6 +278,7 @@ impl Operation for RecvInto {
         surroundings: &Surroundings<'_>,
     ) -> PyResult<Attempt<'py>> {
         if socket.extra().has_unread.get()
+            && socket.descriptor()? >= 0
             && let Some(count) = self.take_unread(socket)?
         {
             return Ok(Attempt::Done(count));

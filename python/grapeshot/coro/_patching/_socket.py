@@ -106,6 +106,10 @@ class SharedWaits(CoroSocket):
         _module.socket.makefile, {**vars(_module), "io": _files, "SocketIO": SocketFile}
     )
 
+    def _is_plain(self, flags: Any) -> bool:
+        """Whether a call that receives never waits and finds all its data in the kernel."""
+        return _is_at_once(flags) and not getattr(self, "_unread", b"")
+
     def accept(self) -> tuple[Any, Any]:
         try:
             return _accept(self)
@@ -113,7 +117,7 @@ class SharedWaits(CoroSocket):
             return self._share(_accept, READ, ())  # type: ignore[no-any-return]
 
     def recv(self, *args: Any) -> bytes:
-        if len(args) > 1 and _is_at_once(args[1]):
+        if len(args) > 1 and self._is_plain(args[1]):
             return _plain.recv(self, *args)
         try:
             return _recv(self, *args)
@@ -121,7 +125,7 @@ class SharedWaits(CoroSocket):
             return self._share(_recv, READ, args)  # type: ignore[no-any-return]
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
-        if _is_at_once(args[2] if len(args) > 2 else kwargs.get("flags", 0)):
+        if self._is_plain(args[2] if len(args) > 2 else kwargs.get("flags", 0)):
             return _plain.recv_into(self, *args, **kwargs)
         try:
             return _recv_into(self, *args, **kwargs)
@@ -129,7 +133,7 @@ class SharedWaits(CoroSocket):
             return self._share(_recv_into, READ, args, kwargs)  # type: ignore[no-any-return]
 
     def recvfrom(self, *args: Any) -> tuple[bytes, Any]:
-        if len(args) > 1 and _is_at_once(args[1]):
+        if len(args) > 1 and self._is_plain(args[1]):
             return _plain.recvfrom(self, *args)
         try:
             return _recvfrom(self, *args)
@@ -137,7 +141,7 @@ class SharedWaits(CoroSocket):
             return self._share(_recvfrom, READ, args)  # type: ignore[no-any-return]
 
     def recvfrom_into(self, *args: Any, **kwargs: Any) -> tuple[int, Any]:
-        if _is_at_once(args[2] if len(args) > 2 else kwargs.get("flags", 0)):
+        if self._is_plain(args[2] if len(args) > 2 else kwargs.get("flags", 0)):
             return _plain.recvfrom_into(self, *args, **kwargs)
         try:
             return _recvfrom_into(self, *args, **kwargs)
@@ -145,7 +149,7 @@ class SharedWaits(CoroSocket):
             return self._share(_recvfrom_into, READ, args, kwargs)  # type: ignore[no-any-return]
 
     def recvmsg(self, *args: Any) -> Any:
-        if len(args) > 2 and _is_at_once(args[2]):
+        if len(args) > 2 and self._is_plain(args[2]):
             return _plain.recvmsg(self, *args)
         try:
             return _recvmsg(self, *args)
@@ -155,7 +159,7 @@ class SharedWaits(CoroSocket):
     def recvmsg_into(self, *args: Any) -> Any:
         if args:
             args = (_as_tuple(args[0]), *args[1:])
-        if len(args) > 2 and _is_at_once(args[2]):
+        if len(args) > 2 and self._is_plain(args[2]):
             return _plain.recvmsg_into(self, *args)
         try:
             return _recvmsg_into(self, *args)
@@ -208,7 +212,7 @@ class SharedWaits(CoroSocket):
 
 
 class socket(SharedWaits):  # noqa: N801
-    """A socket. If a coro calls its methods, other coros run while it waits. Elsewhere they block the thread."""
+    """A socket. While a coro waits in one of its methods, other coros run. Elsewhere, a wait blocks the thread."""
 
     __slots__ = ()
 
