@@ -1,4 +1,4 @@
-"""Between the loops of several threads: queues, channels, and calls into another loop.
+"""Queues and channels between the loops of several threads, and calls into another loop.
 
 :class:`Queue` and :class:`Channel` work between tasks of any loop (also of another package), coros and real threads, in
 any combination and in both directions. Tasks call the methods whose names begin with ``a``, and await them; coros and
@@ -307,6 +307,8 @@ class _Call:
         cancellation: BaseException | None = None
         while not self._ended.done():
             if cancellation is not None and not self._there.is_running():
+                if self._has_ended():
+                    break
                 raise cancellation
             try:
                 await asyncio.wait([self._ended], timeout=_LOOK_FOR_CLOSED_S if cancellation is None else _LOOK_S)
@@ -322,18 +324,20 @@ class _Call:
             raise self._error
         return self._task.result()
 
+    def _has_ended(self) -> bool:
+        """Whether the outcome is there, even if the loop there was stopped before it called ``_report``. (here)"""
+        return self._error is not None or (self._task is not None and self._task.done())
+
     def _is_lost(self) -> bool:
         """Whether the awaitable cannot end any more, because the loop there is closed. (here)"""
-        if not self._there.is_closed() or self._ended.done():
+        is_closed = self._there.is_closed()
+        if self._has_ended():
+            self._end()
+        if not is_closed or self._ended.done():
             return False
-        if self._task is None:
-            if inspect.iscoroutine(self._awaitable):
-                self._awaitable.close()
-            return True
-        if not self._task.done():
-            return True
-        self._end()  # the loop there may have been closed before it called `_report`
-        return False
+        if self._task is None and inspect.iscoroutine(self._awaitable):
+            self._awaitable.close()
+        return True
 
     def _start(self) -> None:
         """Start a task. (there)"""

@@ -251,14 +251,20 @@ def test_the_other_loop_is_closed_during_a_call(factory, run_here, monkeypatch):
     run_here(main())
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["undisturbed", "cancelled"])
+@pytest.mark.parametrize("is_closed", [False, True], ids=["stopped", "closed"])
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_the_other_loop_stops_and_is_closed_as_the_call_ends(factory, run_here, monkeypatch):
-    """The other loop never calls the callbacks of the call's task. But the task has ended, so its result is
-    returned."""
+def test_the_other_loop_stops_as_the_call_ends(factory, is_closed, is_cancelled, run_here, monkeypatch):
+    """The callbacks of the task that has ended are not called, but its result is there."""
     monkeypatch.setattr(threads, "_LOOK_FOR_CLOSED_S", 0.02)
-    loop = factory()
+    loop, began = factory(), threading.Event()
 
     async def work():
+        began.set()
+        try:
+            await asyncio.sleep(60 if is_cancelled else 0)
+        except asyncio.CancelledError:
+            pass
         loop.stop()
         return "result"
 
@@ -267,9 +273,15 @@ def test_the_other_loop_stops_and_is_closed_as_the_call_ends(factory, run_here, 
         await asyncio.sleep(0)
         thread = threading.Thread(target=loop.run_forever)
         thread.start()
+        began.wait()
+        if is_cancelled:
+            task.cancel()
+            await asyncio.sleep(0)
         thread.join()
-        loop.close()
+        if is_closed:
+            loop.close()
         assert await task == "result"
+        loop.close()
 
     run_here(main())
 
