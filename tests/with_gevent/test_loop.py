@@ -1049,3 +1049,27 @@ def test_command(tmp_path):
     )
     assert "grapeshot.gevent._loop.Loop" in done.stdout
     assert done.stdout.endswith("gevent._socket3 ['argument']\n")
+
+
+def test_watchers_of_one_child_and_of_any_child_are_each_told_once():
+    check(
+        """
+        loop = gevent.get_hub().loop
+        loop.install_sigchld()
+        any_child, told = loop.child(0), []
+        any_child.start(lambda: told.append(("any", any_child.rpid, any_child.rstatus)))
+        pids = []
+        for number in range(20):
+            pid = os.fork()
+            if not pid:
+                os._exit(number)
+            watcher = loop.child(pid)
+            watcher.start(lambda watcher=watcher: told.append(("one", watcher.rpid, watcher.rstatus)))
+            pids.append(pid)
+        while len(told) < 40:
+            gevent.sleep(0.001)
+        gevent.sleep(0.1)
+        expected = [(who, pid, number << 8) for who in ("any", "one") for number, pid in enumerate(pids)]
+        print(sorted(told) == sorted(expected), len(told))
+        """
+    )

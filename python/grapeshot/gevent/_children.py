@@ -22,7 +22,7 @@ _waitpid = gevent.monkey.get_original("os", "waitpid")
 class Children:
     """Finds out which of the watched processes have ended."""
 
-    # How often the loop looks for ended children while a watcher waits for any child.
+    # The pause, in seconds, between two looks for ended children while a watcher waits for any child.
     _LOOK_S = 0.02
 
     def __init__(self, loop: Loop) -> None:
@@ -54,6 +54,8 @@ class Children:
                 watchers.remove(watcher)
 
     def _returned(self, pid: int, returncode: int | None) -> None:
+        if pid not in self._watchers:
+            return  # `_look` has fetched the status and told all watchers
         if returncode is None:
             returncode = 255  # other code has fetched the status; asyncio reports 255 in this case, too
         self._ended(pid, -returncode if returncode < 0 else returncode << 8)
