@@ -137,7 +137,7 @@ def interpreter() -> str:
 
 @contextlib.contextmanager
 def version_tags(number: int) -> Iterator[None]:
-    """Give the types of child processes other version tags, by making `number` types first. 0 changes nothing."""
+    """Give types other version tags in child processes: each child first makes `number` types. 0 changes nothing."""
     if not number:
         yield
         return

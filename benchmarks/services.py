@@ -218,7 +218,8 @@ def _two_loops(name: str, kind: str, style: str, title: str, unit: str, *options
     def prepare(loops: Sequence[str], settings: Settings) -> tuple[dict[str, Any], Measure]:
         if getattr(sys, "_is_gil_enabled", lambda: True)():
             raise UnsupportedError("threads run side by side only in a free-threaded interpreter")
-        # Only the constants of a module that was compiled before are immortal (see the end of that module).
+        # Compile the module before the measured process imports it: only then are its constants immortal (see the end
+        # of the module).
         py_compile.compile(str(ROOT / "benchmarks" / "threads.py"), doraise=True)
         return {}, measure
 

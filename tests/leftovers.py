@@ -113,7 +113,7 @@ def _policy() -> Any:
 
 
 def _wakeup_fd() -> int:
-    """Return the descriptor that gets the numbers of signals, or -1. Python can read it only by setting another one."""
+    """Return the descriptor that gets the numbers of signals, or -1. To read this setting, one has to replace it."""
     fd = signal.set_wakeup_fd(-1)
     try:
         signal.set_wakeup_fd(fd)

@@ -1,7 +1,7 @@
 """A server with constant replies, for measurements of clients: `python -m benchmarks.blocking.canned PROTOCOL`.
 
-It searches a request only for the request's end, and writes the reply. It prints `{"port": ...}` when it listens, and
-ends when its stdin is closed.
+It reads no more of a request than it needs to choose the reply. It prints `{"port": ...}` when it listens, and ends
+when its stdin is closed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure coros in two loops, each in a thread of its own, beside runloom's fibers on two hubs.
 
 Threads run side by side only without the GIL, so these kinds need a free-threaded interpreter. A round includes the
-start and the end of both threads. It is long enough for them not to matter: about 1 ms of 50 ms or more.
+start and the end of both threads, which take about 1 ms of the 50 ms or more that a round takes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 
 HUBS = 2
-# All threads together, and how often each of them yields.
+# The number of threads on all hubs together, and how often each of them yields.
 THREADS, TURNS = 1000, 400
 # How many threads are spawned in a round, and how many of them before the spawning thread yields.
 SPAWNED, BATCH = 100_000, 100
 
-# Calls a function in a cooperative thread of each hub, and returns when everything that it has started has ended.
+# Calls a function in a cooperative thread of each hub, and returns when every thread that it has started has ended.
 OnHubs = Callable[[Callable[[], None]], None]
-# Spawns a cooperative thread; yields.
+# A function that spawns a cooperative thread, and one that yields.
 Functions = tuple[Callable[..., object], Callable[[], object]]
 
 
@@ -80,7 +80,7 @@ def _spawn(on_hubs: OnHubs, spawn: Callable[..., object], give_way: Callable[[],
 
 
 def measure(kind: str, style: str, cpu_s: float) -> dict[str, float]:
-    """Run rounds until `cpu_s` are spent, at least three, after one that does not count. Return their medians.
+    """Run a round that does not count, then at least three rounds, until `cpu_s` are spent. Return the medians.
 
     Raises NotImplementedError on an interpreter with the GIL.
     """

@@ -4,9 +4,9 @@ A kind does rounds of a fixed number of operations. After a warm-up, it repeats 
 time. (A kind that sleeps does one or two rounds, without a warm-up.) The result is the median of the rounds. Except in
 `spawn`, the start of the round's threads is not measured.
 
-Prints `{"cpu_ns": per operation, "rounds": ...}`. If sleeps have ended too early, kinds that sleep add their number as
-`early`, and the number of all sleeps as `sleeps`. Kinds about memory print `{"kib": per thread, ...}`, and kinds about
-two hubs also `wall_ns`.
+Prints `{"cpu_ns": per operation, "rounds": ...}`. If sleeps have ended too early, their number is added as `early`, and
+the number of all sleeps as `sleeps`. Kinds about memory print `{"kib": per thread, ...}`, and kinds about two hubs also
+`wall_ns`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare name lookups with other loops and gevent: `python -m benchmarks.lookups [CASE ...]`. See README.md.
+"""Compare name lookups on grapeshot, other loops and gevent: `python -m benchmarks.lookups [CASE ...]`. See README.md.
 
 It runs in namespaces with a DNS server of their own (`server.py`), and says why if that is not possible here. Every run
 is a fresh process, and the libraries take turns (A B C, then C B A, ...).

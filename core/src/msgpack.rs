@@ -41,7 +41,7 @@ const STEPS_PER_BYTE: u64 = 16;
 /// Why a packet must not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Containers that are keys, together with the values inside them, are more than `MAX_KEY_VALUES`.
+    /// The packet has more than `MAX_KEY_VALUES` containers as keys, counted together with the values inside them.
     ContainersAsKeys,
     /// Keys are numbers or dates for which a dict would be very slow, or there are too many keys to rule that out.
     NumbersAsKeys,

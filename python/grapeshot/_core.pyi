@@ -1513,7 +1513,7 @@ class shared_queue(Generic[_T]):  # noqa: N801
         Raises:
             queue.Full: there was no place in time.
             ShutDown: the queue was shut down.
-            RuntimeError: called in a task or callback, where it would have to wait; or the coro cannot wait here.
+            RuntimeError: the call would have to wait, in a task or callback, or in a coro that cannot wait here.
             ValueError: the timeout is negative.
         """
     def put_nowait(self, item: _T) -> None:
@@ -1524,7 +1524,7 @@ class shared_queue(Generic[_T]):  # noqa: N801
         Raises:
             queue.Empty: there was no item in time.
             ShutDown: the queue was shut down, and has no items left.
-            RuntimeError: called in a task or callback, where it would have to wait; or the coro cannot wait here.
+            RuntimeError: the call would have to wait, in a task or callback, or in a coro that cannot wait here.
             ValueError: the timeout is negative.
         """
     def get_nowait(self) -> _T:
@@ -1533,7 +1533,7 @@ class shared_queue(Generic[_T]):  # noqa: N801
         """Wait until ``task_done`` was called for each item that was put.
 
         Raises:
-            RuntimeError: called in a task or callback, where it would have to wait; or the coro cannot wait here.
+            RuntimeError: the call would have to wait, in a task or callback, or in a coro that cannot wait here.
         """
     def task_done(self) -> None:
         """Say that the work on one item is done. Raises ValueError if the work on all items is already done."""
@@ -1574,7 +1574,7 @@ class shared_channel(Generic[_T]):  # noqa: N801
         Raises:
             TimeoutError: there was no place in time.
             ClosedError: the channel is closed.
-            RuntimeError: called in a task or callback, where it would have to wait; or the coro cannot wait here.
+            RuntimeError: the call would have to wait, in a task or callback, or in a coro that cannot wait here.
             ValueError: the timeout is negative.
         """
     def send_nowait(self, item: _T) -> None:
@@ -1585,7 +1585,7 @@ class shared_channel(Generic[_T]):  # noqa: N801
         Raises:
             TimeoutError: there was no item in time.
             ClosedError: the channel is closed, and has no items left.
-            RuntimeError: called in a task or callback, where it would have to wait; or the coro cannot wait here.
+            RuntimeError: the call would have to wait, in a task or callback, or in a coro that cannot wait here.
             ValueError: the timeout is negative.
         """
     def receive_nowait(self) -> _T:

@@ -1,8 +1,9 @@
 """asyncio's streams with native readers and writers, which make reading, writing and draining faster.
 
-The four functions, and the objects that they return, behave exactly like asyncio's: the same methods, limits and
-errors, and the same behaviour on cancellation. ``isinstance(reader, asyncio.StreamReader)`` holds. Call the functions
-directly, or replace asyncio's functions with ``grapeshot.install(streams=True)``::
+The four functions (``open_connection``, ``start_server``, and the same for Unix sockets) and the objects that they
+return behave exactly like asyncio's: the same methods, limits and errors, and the same behaviour on cancellation.
+``isinstance(reader, asyncio.StreamReader)`` holds. Call the functions directly, or let
+``grapeshot.install(streams=True)`` put them in the place of asyncio's functions::
 
     reader, writer = await grapeshot.streams.open_connection("localhost", 6379)
 

@@ -24,10 +24,10 @@ const GENTLE_ROUNDS: usize = 100;
 const DAEMON_ROUNDS: usize = 10;
 
 /// Shuts down this thread's coros (only those of `event_loop`, if given) in up to `rounds` rounds. Returns how many are
-/// left, not counting daemons that were abandoned. If a coro calls this function, it only counts.
+/// left, not counting daemons that were abandoned. If a coro calls this function, the function only counts the coros.
 ///
 /// # Errors
-/// The first `SystemExit` or `KeyboardInterrupt` that a coro raised, after the last round.
+/// The first `SystemExit` or `KeyboardInterrupt` that a coro raised. It is returned after the last round.
 pub(super) fn shut_down(
     py: Python<'_>,
     event_loop: Option<&Bound<'_, PyAny>>,

@@ -32,9 +32,8 @@ pub(super) struct Fiber {
     /// While the coro is suspended: the containers whose `repr` is in progress on the coro's stack. While it runs:
     /// the containers whose `repr` is in progress on the thread's own stack (`reprs`).
     pub(super) reprs: Option<Box<Contents>>,
-    /// Used only if the coro hides the loop: the running loop that is not in use. While the coro is suspended, this is
-    /// the one that its code sees (null if it sees none); while the coro runs, it is the thread's (`tasks`). An owned
-    /// reference, or null.
+    /// Used only if the coro hides the loop (`tasks`). While the coro is suspended: the running loop that the coro's
+    /// code sees (null if it sees none). While the coro runs: the thread's running loop. An owned reference, or null.
     pub(super) running_loop: *mut ffi::PyObject,
     pub(super) state: PyState,
     pub(super) slot: Rc<SharedSlot>,

@@ -267,8 +267,8 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     // Only the coro's own thread may drop its last reference, so drop this one now, while the run still holds another.
     drop(object);
     if !is_current() {
-        // The code above has let the thread run: through a finalizer (up to 3.11 the collector runs when objects are
-        // created) or a task's own `get_name`. The thread is somewhere else now.
+        // The code above has run a finalizer (up to 3.11 the collector runs when objects are created) or a task's own
+        // `get_name`. Meanwhile the thread went on, and is somewhere else now.
         return Ok(());
     }
     let seconds = after_ns as f64 / 1e9;

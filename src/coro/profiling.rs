@@ -53,7 +53,7 @@ pub(super) unsafe fn report_calls(
     unsafe {
         if pystate::is_tracing(thread) {
             // The coro is inside a trace function, whose frames must not be reported. They cannot be told apart from
-            // the others.
+            // the coro's other frames, so none are reported.
             return;
         }
         undisturbed(runtime, coro, |py| {

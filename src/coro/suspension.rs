@@ -333,8 +333,9 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
     })
 }
 
-/// Drops the value of an earlier wait that was woken and then interrupted. The drop may run destructors, which may wait
-/// and be interrupted themselves. So call this before any check.
+/// Drops the value that is left over if the coro was woken and then interrupted in an earlier wait. The drop may run
+/// destructors, which may wait and be interrupted themselves. So call this before you check whether the coro has to
+/// wait.
 #[inline]
 pub(super) fn forget_wake_value(coro: Coro<'_>) {
     if coro.wake_value.is_set() {

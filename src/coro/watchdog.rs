@@ -275,9 +275,9 @@ impl Watchdog {
         }
     }
 
-    /// If nothing is watched and the watchdog is not using Python, tells the watchdog's thread to end and waits for
-    /// that; the thread needs no GIL to end. If the watchdog is using Python, it finds out afterwards that nothing is
-    /// watched, and ends then.
+    /// If nothing is watched and the watchdog is not using Python, tells the watchdog's thread to end and waits until
+    /// it has ended. (The thread needs no GIL to end.) If the watchdog is using Python, it finds out afterwards that
+    /// nothing is watched, and ends then.
     fn end_if_unused(&self, mut state: MutexGuard<'_, State>) {
         if !state.watched.is_empty() || state.is_reporting {
             return;

@@ -1,9 +1,10 @@
 //! The attempts of socket operations. Each attempt either ends the operation or says what to wait for.
 //!
-//! On plain sockets (`plain_socket`), most attempts make the system call themselves. `sendto`, `recvfrom_into`, unusual
-//! arguments and all operations on other sockets call the socket's method, which raises `BlockingIOError` where a system
-//! call would block. If the first system call on a plain socket would block, the operation waits only if the socket is
-//! non-blocking. For a socket with a timeout, the socket's method is called instead, as in asyncio.
+//! On plain sockets (`plain_socket`), most attempts make the system call themselves. The socket's method is called for
+//! `sendto` and `recvfrom_into`, for unusual arguments, and for all operations on other sockets. This method raises
+//! `BlockingIOError` where a system call would block. If the first system call on a plain socket would block, the
+//! operation waits only if the socket is non-blocking. For a socket with a timeout, the socket's method is called
+//! instead, as in asyncio.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -402,8 +403,8 @@ fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResul
     Ok(Attempt::Done(value))
 }
 
-/// Calls `send()` once per attempt: in the first attempt with the data object itself, later with a view of the data that
-/// is left.
+/// Calls `send()` once per attempt: in the first attempt with the data object itself, later with a view of the data
+/// that is left.
 fn send_by_method<'py>(
     this: Operation<'py>,
     socket: &Bound<'py, PyAny>,

@@ -1,5 +1,5 @@
 //! Decides for which socket objects native code may make system calls on the descriptor: for exact `socket.socket`
-//! objects, as long as no program has patched the class. It calls the methods of all others, as asyncio does.
+//! objects, as long as no program has patched the class. Native code calls the methods of all others, as asyncio does.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

@@ -184,8 +184,8 @@ impl Buffers {
             return false;
         }
         if self.outgoing.is_empty() && data.len() <= self.window_capacity - self.window_len {
-            // SAFETY: the window has that much space (without a window, `data` is empty), and `open_window` demands that
-            // its memory is valid and not used by other code.
+            // SAFETY: the window has space for `data` (without a window, `data` is empty), and `open_window` demands
+            // that its memory is valid and not used by other code.
             unsafe { ptr::copy_nonoverlapping(data.as_ptr(), self.window.add(self.window_len), data.len()) };
             self.window_len += data.len();
             return true;
@@ -210,7 +210,7 @@ pub(super) fn locked(buffers: &Mutex<Buffers>) -> MutexGuard<'_, Buffers> {
 /// # Safety
 /// `bio` must be one of our BIOs, and live.
 unsafe fn buffers_of<'a>(openssl: &OpenSsl, bio: *mut Bio) -> &'a Mutex<Buffers> {
-    // SAFETY: `Direct::new` has set the data of each of our BIOs, which lives as long as the BIO.
+    // SAFETY: each of our BIOs has data that `Direct::new` has set and that lives as long as the BIO.
     unsafe { &*(openssl.BIO_get_data)(bio).cast() }
 }
 

@@ -149,7 +149,7 @@ impl Direct {
     pub(super) unsafe fn write(&self, ssl_socket: &Bound<'_, PyAny>, data: &[u8]) -> PyResult<Outcome> {
         let len = c_int::try_from(data.len()).unwrap_or(c_int::MAX);
         self.openssl.clear_errors();
-        // SAFETY: `len` readable bytes; the object keeps the SSL.
+        // SAFETY: `data` has at least `len` bytes; `ssl_socket` keeps the SSL alive.
         alone(ssl_socket, || unsafe {
             self.outcome((self.openssl.SSL_write)(
                 self.ssl.as_ptr(),

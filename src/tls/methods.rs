@@ -61,8 +61,8 @@ fn is_closing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let is_closed = this.flags.has(Flags::CLOSED);
     if is_closed || this.loop_object().is_owned_elsewhere() {
-        // Another thread calls this only from a finalizer, which calls `close` next if the answer is false. If the
-        // inner transport is closing already, that call does no harm.
+        // In another thread, only a finalizer calls this. If the answer is false, the finalizer calls `close` next,
+        // which does no harm if the inner transport is closing already. So there is no need to ask the inner transport.
         return Ok(bool_object(py, is_closed));
     }
     let is_closing = TlsObject::with_access(this, || this.inner.is_closing(py))?;

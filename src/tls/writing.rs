@@ -58,8 +58,8 @@ impl Flushable for TlsObject {
     }
 
     /// Usually leaves the flush to the caller of `corked`, which may deliver more data first. But if the callback has
-    /// raised, the connection ends or the exception leaves the loop, and the caller does not flush. So the writes are
-    /// sent here.
+    /// raised, the caller does not flush, because the connection ends or the exception leaves the loop. The writes are
+    /// then sent here.
     #[inline]
     fn uncork(this: Tls<'_>, has_raised: bool) -> PyResult<()> {
         if has_raised { send_collected(this) } else { Ok(()) }

@@ -5,10 +5,11 @@ hangs, it is reported, and the rest of its module continues in a new process, un
 `exclusions.toml` lists the exceptions, with reasons. The run fails when
 
 - a test fails that is not listed there as failing,
-- a test passes although it is listed as failing, or passes without a loop of asyncio's own although it is listed under
-  `own_loop`, or a listed pattern matches no test and is not marked `maybe_absent` (so that the list stays true),
+- a test passes although it is listed as failing,
+- a test that is listed under `own_loop` passes without building a loop of asyncio's own,
+- a listed pattern matches no test and is not marked `maybe_absent`,
 - a test that is not listed under `own_loop` builds a loop of asyncio's own,
-- no test of a module built a loop of the subject: then the module would prove nothing.
+- no test of a module builds a loop of the subject: then the module would prove nothing.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def echo(sock, _address):
         while data := sock.recv(100):
             sock.sendall(data)
     except ConnectionResetError:
-        pass  # closed by a client that has not read the answer
+        pass  # the client closed the connection before it read the answer
 
 
 def iterate(count=50):

@@ -283,7 +283,7 @@ coro.run(main)
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_multiprocessing(method):
-    """A coro starts a process that uses a queue, and one in an executor. One more process starts after the run."""
+    """A coro starts a process that uses a queue, and then a process pool. After the run, one more process starts."""
     lines = run(
         f"""
 import concurrent.futures, math, multiprocessing

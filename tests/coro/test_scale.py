@@ -1,8 +1,8 @@
 """A hundred thousand coros in one process, and what they leave behind. scale.py runs in its own process.
 
-The environment variable CORO_SCALE scales the numbers. 1 (the default) means 100,000 sleeping coros, 40,000 coros that
-are suspended at once, deep in shared stacks, and 40,000 on stacks of their own. If each of these own stacks needed two
-mappings, the process would exceed the kernel's limit of mappings.
+The environment variable CORO_SCALE scales the numbers. With 1 (the default), one test has 100,000 sleeping coros, one
+has 40,000 coros that are suspended deep in shared stacks, and one has 40,000 coros on stacks of their own. If each own
+stack needed two mappings, the process would exceed the kernel's limit of mappings.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def difference(ours: TlsModel, theirs: TlsModel) -> Any:
     logs = ours.log, theirs.log
     failures = failed_in(ours), failed_in(theirs)
     if theirs.has_paused and {("step", "peer_ends"), ("step", "peer_closes")} & set(theirs.log):
-        # While reading is paused, grapeshot reports the end if no data comes before it; asyncio waits.
+        # While reading is paused, grapeshot reports the end of the stream if no data comes before it; asyncio waits.
         ours.log, theirs.log = ([each for each in log if each[0] in {"made", "data"}] for log in logs)
     shorter, longer = sorted([bytes(ours.data), bytes(theirs.data)], key=len)
     if not longer.startswith(shorter) or ours.lost > 1 or (failures == (None, None) and shorter != longer):

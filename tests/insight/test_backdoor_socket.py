@@ -36,7 +36,7 @@ async def test_the_file_is_for_its_user_only(loop, path):
 
 
 def test_the_file_never_has_a_wider_mode(path, monkeypatch):
-    """Whatever the umask is, and however late chmod is called, nobody else can reach the socket."""
+    """Whatever the umask is, and however late chmod is called, no other user can reach the socket."""
     seen = []
 
     def chmod(name, mode):
@@ -62,7 +62,7 @@ async def test_another_user_is_refused(loop, path, is_open, caplog):
             folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
     with backdoor.serve(path) as server:
         if is_open:
-            path.chmod(0o666)  # now everybody may connect, but the server compares the user, too
+            path.chmod(0o666)  # now everybody can connect, but the server also checks the client's user
         with caplog.at_level(logging.WARNING, "grapeshot.insight.backdoor"):
             output = await output_of(*await connected_as_nobody(path))
         if is_open:

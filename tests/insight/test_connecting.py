@@ -1,4 +1,4 @@
-"""`attach` and `top` connect to the back door of a path or of a process, but to no socket of another user."""
+"""`attach` and `top` connect to a back door, given its path or its process, but to no socket of another user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native code answers lookups of names and calls on files: what an answer keeps alive, and what may interrupt it."""
+"""The answers of native code to lookups of names and calls on files: what they keep alive, and faults of delivery."""
 
 from __future__ import annotations
 

@@ -427,7 +427,7 @@ def test_a_run_inside_of_a_method(loop):
 )
 def test_a_finalizer_that_uses_the_loop_while_it_looks_for_a_closed_object(loop, pair):
     """While the loop looks for a closed object, it holds a reference to each object in turn. Without a GIL, another
-    thread may drop its own reference at that moment, so that the finalizer runs inside the loop.
+    thread may drop its own reference at that moment. The finalizer then runs inside the loop.
     """
     number, this_thread = pair[0].fileno(), threading.current_thread()
 

@@ -13,7 +13,7 @@ back door, and console blocks beside a program that has a back door (tests/insig
     needs=coro,node   the block needs an interpreter that has coros (coro), a program (node), or a package, which may be
                       one of requirements/frameworks.in
     python=3.12       the block needs that Python or a later one
-    end=kill          the test kills the server, because a server may miss a SIGTERM soon after its start, on any loop
+    end=kill          the test kills the server, because a server on any loop may miss a SIGTERM soon after its start
 
 In commands, and in the files that they use, 8000 is replaced by a free port.
 """

@@ -168,7 +168,7 @@ async def test_a_handler_that_goes_on_keeps_its_place(loop):
 
 
 async def test_cancelling_the_reader_of_a_stream_cancels_the_call(loop):
-    """The call is cancelled at once, although the task that reads is not freed yet."""
+    """The call is cancelled as soon as the task that reads is cancelled, even if that task is not freed yet."""
     async with ends() as both:
         client = both.client()
 

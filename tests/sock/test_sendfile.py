@@ -454,7 +454,9 @@ async def test_a_file_that_shrinks_during_the_transfer(loop, tmp_path):
 
 @pytest.mark.only_on("grapeshot")
 async def test_no_part_is_sent_before_it_was_looked_for_in_memory(loop, file, monkeypatch):
-    """A socket takes less than it is offered. The next part must not reach beyond what was checked."""
+    """The socket takes less than it is offered, so the next part begins inside the range that was checked before. That
+    part must not reach beyond the range.
+    """
     checked, sent = 0, []
     read_now, send_file = _core._aio_read_now, _core._send_file
 

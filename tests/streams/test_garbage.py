@@ -1,4 +1,4 @@
-"""Garbage streams whose finalizers run in a thread that collects, while another thread runs their loop."""
+"""Streams that have become garbage: one thread runs their finalizers, while another runs their loop."""
 
 from __future__ import annotations
 

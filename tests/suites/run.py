@@ -287,7 +287,7 @@ def main() -> int:
         "suites", nargs="*", metavar="suite", help=f"{', '.join([*suites, CORPUS])}; all if none is given"
     )
     parser.add_argument("--subject", default="grapeshot", choices=["grapeshot", "uvloop"])
-    parser.add_argument("--keep-baseline", action="store_true", help="take the last run's baseline")
+    parser.add_argument("--keep-baseline", action="store_true", help="use the last run's results of the baseline")
     parser.add_argument("--json", type=Path, help="write the counts and problems to this file")
     parser.add_argument("--brief", action="store_true", help="only the last line of each failure")
     arguments = parser.parse_args()

@@ -254,7 +254,7 @@ def test_a_task_whose_loop_is_closed_is_passed_over():
 @with_coros
 @pytest.mark.parametrize("factory", [grapeshot.new_event_loop, asyncio.SelectorEventLoop])
 def test_a_task_whose_loop_is_closed_has_nothing_to_give_back(factory):
-    """When the coroutine of the task is closed, the next waiter keeps the item that it got in the task's place."""
+    """When the coroutine of the task is closed, the next waiter keeps the item that it got instead of the task."""
     from grapeshot import coro
 
     shared = threads.Queue()

@@ -62,7 +62,7 @@ impl Echo {
         }
     }
 
-    /// The same, but some messages are of another kind. Only for messages that are too short to carry a number.
+    /// Sets the first byte of some messages. Only for messages that are too short to carry a number.
     pub(crate) fn with_other(mut self, other: Option<Other>) -> Self {
         self.other = other;
         self

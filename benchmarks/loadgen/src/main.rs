@@ -77,7 +77,7 @@ pub(crate) struct Window {
     /// Speak TLS 1.3 (echo, reply and http; handshake does so anyway)
     #[arg(long)]
     tls: bool,
-    /// Send all TLS records of a message in one call, instead of one call per record (as OpenSSL does on a socket)
+    /// Send all TLS records of a message in one call; OpenSSL itself makes one call per record
     #[arg(long)]
     coalesce: bool,
     /// Connections (or sockets) open at a time
@@ -135,7 +135,7 @@ struct EchoArgs {
     /// (only for `echo`, with a --size below 16)
     #[arg(long, requires = "every")]
     other_byte: Option<u8>,
-    /// Begin one message in this many with --other-byte
+    /// Use --other-byte once in this many messages
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..), requires = "other_byte")]
     every: Option<u64>,
 }
@@ -209,7 +209,7 @@ struct ChurnArgs {
     /// End every n-th connection by a reset instead of a close (0: none)
     #[arg(long, default_value_t = 0)]
     reset_every: u64,
-    /// Leave every n-th connection without reading its last reply (0: none)
+    /// Close every n-th connection without reading its last reply (0: none)
     #[arg(long, default_value_t = 0)]
     leave_every: u64,
 }

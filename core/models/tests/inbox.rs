@@ -41,7 +41,8 @@ struct Loop<T: Send> {
 impl<T: Send> Loop<T> {
     fn new() -> Arc<Self> {
         let inbox = Inbox::new();
-        // loom's objects in the inbox are created at their first use: here, before other threads see them (`parts`).
+        // Use the inbox once before other threads see it: loom creates the objects inside it at their first use (see
+        // `parts`).
         assert!(inbox.is_empty() && !inbox.claim_wake());
         Arc::new(Self {
             inbox,

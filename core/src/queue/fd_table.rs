@@ -2,8 +2,8 @@
 //!
 //! With one indexed load, the table finds the registration that belongs to an event's token. It finds nothing if the fd
 //! was closed and reused since the event. The kernel assigns the lowest free number to a new fd, so the length of the
-//! table is about the number of open fds. A caller may still pass a much larger number that is not an open fd. Such a
-//! registration goes to a sparse map, so that the table does not allocate gigabytes.
+//! table is about the number of open fds. A caller may still pass a much larger number that is not an open fd. The
+//! registration of such a number goes to a sparse map, so that the table does not allocate gigabytes.
 //!
 //! ```text
 //!   token   63 ........ 32 31 ......... 0       generation: a number that increases with each new token,

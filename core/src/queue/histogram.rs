@@ -32,7 +32,7 @@ fn bucket_of(value: u64) -> usize {
     (index as usize).min(BUCKETS - 1)
 }
 
-/// The smallest value that is too large for a bucket.
+/// The smallest value that is too large for the bucket `index`.
 fn end_of(index: usize) -> u64 {
     let next = index as u64 + 1;
     if next < FINE {

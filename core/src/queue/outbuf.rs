@@ -366,7 +366,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Push(Vec<u8>),
-        /// How much of the data, in percent.
+        /// Writes this percentage of the data.
         Advance(usize),
         Pop,
     }

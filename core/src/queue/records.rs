@@ -19,7 +19,7 @@ const MAX_BODY_LEN: usize = (1 << 14) + 2048;
 /// The result of [`Framing::advance`].
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// How many records are now whole.
+    /// How many records the data has completed. After bytes that are not a TLS record, an upper bound of that number.
     pub records: usize,
     /// An upper bound of the number of bytes of plaintext in them.
     pub capacity: usize,

@@ -70,7 +70,7 @@ impl Budget {
             return Err(None);
         }
         let Some(usage) = (self.usage)() else {
-            // They can perhaps be counted later, for example when the process has a free descriptor again.
+            // A later count may succeed, for example when the process has a free descriptor again.
             self.granted.store(taken, Ordering::Relaxed);
             return Ok(());
         };

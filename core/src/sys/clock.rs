@@ -21,7 +21,7 @@ const COARSE: libc::clockid_t = MONOTONIC;
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// Nanoseconds on the monotonic clock, counted from a point fixed at boot. Never decreases.
+/// Nanoseconds on the monotonic clock, counted from a point fixed at boot. The value never decreases.
 ///
 /// 64 bits of nanoseconds last for 584 years of uptime.
 ///

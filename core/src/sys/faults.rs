@@ -24,8 +24,8 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use super::pages;
 
-/// Writes a description of a stack's owner into the message. It is called in a signal handler, so it may only read
-/// memory.
+/// Writes a description of a stack's owner into the message. It is called in a signal handler, so apart from this it
+/// may only read memory.
 pub type Describe = unsafe fn(owner: *const c_void, message: &mut FaultMessage);
 
 /// The length of an alternate stack. It is enough for faulthandler's report, which runs on the same stack.

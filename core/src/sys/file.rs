@@ -98,8 +98,9 @@ pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Does the same as on Linux if `count` is not 0. These systems report how many bytes were sent even if the call was interrupted or would
-/// block. In that case this function returns the number instead of the error, unless it is 0.
+/// Does the same as the function for Linux if `count` is not 0. These systems report how many bytes were sent even if
+/// the call was interrupted or would block. In that case this function returns the number instead of the error, unless
+/// the number is 0.
 #[cfg(any(target_vendor = "apple", target_os = "freebsd", target_os = "dragonfly"))]
 pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result<usize> {
     // On Apple systems `sent` is also the length to send, and zero would mean the whole file.

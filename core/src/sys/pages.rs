@@ -164,7 +164,7 @@ pub struct MappingUsage {
 }
 
 /// Counts the mappings of the process. This takes 0.15 ms for 300 mappings, and 50 ms for 60,000. Returns `None` if the
-/// system has no such limit or does not report it.
+/// system does not limit the number of mappings, or does not report the count or the limit.
 #[allow(clippy::naive_bytecount)] // the kernel takes far longer to write the lines than this takes to count them
 pub fn mapping_usage() -> Option<MappingUsage> {
     #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 /// Every pipe has space for at least this many bytes. (On Linux a pipe usually has space for 64 KiB, but for one or two
 /// pages if its user has very many pipes.)
 const MIN_CAPACITY_LEN: usize = 4096;
-/// About how many bytes one [`SignalPipe::drain`] takes out at most.
+/// [`SignalPipe::drain`] stops once it has taken out this many bytes.
 const MAX_DRAINED_LEN: usize = 65536;
 
 /// Both ends of the pipe, nonblocking and close-on-exec.

@@ -59,9 +59,9 @@ class AioQueue(Answers):
         """Start a call with the method ``name`` of ``_core._AioQueue``; return a future of its result.
 
         Cancelling the future ends the wait, but the call may go on; a write always goes on. ``on_end`` is called once,
-        when the call no longer uses its descriptor, with the result or the exception, or with None if the call was not
-        made or the loop was closed. (Closing the loop waits up to a second for the call. If it still runs then,
-        ``on_end`` is never called.)
+        when the call no longer uses its descriptor. It gets the result or the exception, or None if the call was not
+        made or the loop was closed. (Closing the loop waits up to a second for the call. If the call has not ended by
+        then, ``on_end`` is never called.)
 
         Raises:
             OSError: the process cannot start a thread.
@@ -138,8 +138,9 @@ def octets(data: Any) -> bytes:
 def read_now(fd: int, size: int, offset: int) -> bytes | None:
     """Read up to ``size`` bytes if the kernel has them in memory, otherwise return None.
 
-    At the end of the file, this returns b"". If only the first part is in memory, it returns None too, except at the
-    file's own position. It also returns None if ``size`` is more than 1 MiB.
+    At the end of the file, this returns b"". If only the first part is in memory, it returns None too; but a read at
+    the file's own position (``OWN_POSITION``) returns that part, because the position has moved past it. If ``size`` is
+    more than 1 MiB, this always returns None.
 
     Raises:
         OSError: as :func:`os.pread`.

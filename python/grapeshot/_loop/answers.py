@@ -78,14 +78,17 @@ class Answers:
         return native
 
     def _own(self) -> Any:
-        """Return the native object, or None if there is none. One that belongs to another process is dropped first."""
+        """Return the native object of this process, or None if there is none.
+
+        In the child of a fork, first put the parent's object aside, without freeing it.
+        """
         if self._forks != _forks:
             _core._keep_forever((self._native, self._waiting, self._arrived))
             self._native, self._waiting, self._arrived, self._forks = None, {}, [], _forks
         return self._native
 
     def _release(self) -> Any:
-        """Drop the native object; return it, or None if this process has none."""
+        """Detach the native object and return it. Return None if this process has none."""
         native, self._native = self._own(), None
         self._arrived = []
         return native

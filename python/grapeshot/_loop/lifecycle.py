@@ -219,7 +219,7 @@ def _on_asyncgen_started(loop: BaseLoop, asyncgen: AsyncGenerator[Any, Any]) -> 
 
 
 def _on_asyncgen_dropped(loop: BaseLoop, asyncgen: AsyncGenerator[Any, Any]) -> None:
-    # This runs in the thread that dropped the last reference. It may be another thread than the loop's.
+    # This runs in the thread that dropped the last reference to the generator, which may not be the loop's thread.
     if loop._asyncgens is not None:
         loop._asyncgens.discard(asyncgen)
     if not loop.is_closed():

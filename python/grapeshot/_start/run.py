@@ -59,8 +59,8 @@ def run(main: Any, *, debug: bool | None = None, threads: int | None = None, res
         TypeError: ``threads`` is not an integer, or is given and ``main`` is not a function; or ``restart`` is true
             without ``threads``.
         ValueError: ``threads`` is less than 1.
-        TypeError, ValueError: this Python's :class:`asyncio.Runner` cannot run ``main``. The Python version
-            decides which awaitables besides coroutines it accepts, and which error it raises.
+        TypeError, ValueError: this Python's :class:`asyncio.Runner` cannot run ``main``. Which awaitables besides
+            coroutines it accepts, and which error it raises, depends on the Python version.
 
     Source: :class:`asyncio.Runner` (Python 3.11+) with :func:`new_event_loop` as its loop factory.
     """

@@ -5,8 +5,8 @@ run. So if the coro has still not yielded a little later, this module sends the 
 KeyboardInterrupt in the coro, as in any Python code. A coro that yields in time is not affected.
 
 Only a runner in the main thread handles Ctrl-C. For each Ctrl-C that arrives while a coro runs, a helper thread waits
-and, if the coro has still not yielded, sends the signal again. Closing the runner ends these threads, because on
-CPython 3.11 a thread that starts while the interpreter exits uses freed memory.
+and, if the coro has still not yielded, sends the signal again. Closing the runner ends these threads and waits for
+them: on CPython 3.11, a thread that is still starting while the interpreter exits uses freed memory.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class _ReadCall(_ThreadCall):
         super().__init__(call)
 
     def is_of(self, fd: int) -> bool:
-        """Whether the descriptor still refers to the open file of this call, in the same process."""
+        """Whether the descriptor still refers to the open file of this call. False in a child that was forked since."""
         return self._identity == _identity_of(fd) and (self._mark is None or _is_marked(self._mark, fd))
 
     def has_failed(self) -> bool:
@@ -87,7 +87,7 @@ class _ReadCall(_ThreadCall):
         return not self._value
 
 
-# descriptor -> the call that is running in a real thread, or whose result was not fully taken yet
+# descriptor -> its call: one that still runs in a real thread, or one whose result was not fully taken yet
 _pending_reads: dict[int, _ReadCall] = {}
 # Held while this table or a result in it is changed. Reentrant, because a thread that holds it may run a finalizer that
 # reads from a descriptor.

@@ -1,4 +1,4 @@
-"""``BorrowedLoop``: the loop that asyncio code gets when it makes one in a coro that hides the loop.
+"""``BorrowedLoop``: the loop that asyncio code gets if it asks for a new loop in a coro that hides the running one.
 
 Such a coro already runs on a loop, and a second loop would block the thread. So the coro borrows the loop that runs it,
 which is called the host here:
@@ -13,8 +13,8 @@ which is called the host here:
 
 The code that runs on one BorrowedLoop is called a run; ``close()`` ends it. The methods that run, stop and close a loop
 affect only this run. So do the methods that set the exception handler, or shut down asynchronous generators and the
-default executor. Debug mode affects the host, but only until the run ends. All other methods call the host's. A
-BorrowedLoop belongs to the host's thread.
+default executor. Debug mode affects the host, but only until the run ends. Every other method calls the host's method
+of the same name. A BorrowedLoop belongs to the host's thread.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 class _Turn:
     """One ``run_...`` call of a borrowed loop. It ends when its future is done, or when ``stop()`` is called.
 
-    A coro waits for this object with ``wait_for_future``. So the object has the methods of a future that
-    ``wait_for_future`` calls.
+    A coro waits for this object with ``wait_for_future``, so the object has all methods that this function calls.
     """
 
     def __init__(self, future: asyncio.Future[Any] | None) -> None:
@@ -132,7 +131,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
 
     @staticmethod
     def _abandon(host: Loop, run: Run) -> None:
-        """End a run whose loop was dropped without closing it."""
+        """End a run whose loop was dropped but not closed."""
         if not host.is_closed():
             for task in run.left():
                 task.cancel()

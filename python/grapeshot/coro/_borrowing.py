@@ -174,7 +174,7 @@ class Ledger:
             job.add_done_callback(run.jobs.discard)
 
     def exit_raised(self, context: contextvars.Context, exc: BaseException) -> bool:
-        """Pass an exception that would end the loop to the run whose code raised it.
+        """Pass an exception to the run whose code raised it; otherwise the exception would end the loop.
 
         Return False if the exception does not come from a run, or no coro waits for that run. The loop calls this.
         """

@@ -39,8 +39,8 @@ class ThreadCall(functools.partial):  # type: ignore[type-arg]
 class _WrappedInterrupt(Interrupted):
     """Raised in a coroutine that a coro awaits, when the coro is interrupted with something other than CancelledError.
 
-    ``value`` is the exception that interrupted the coro. asyncio's code expects to be interrupted only by a
-    CancelledError (which this is, too): after another exception, TaskGroup would not end its tasks.
+    ``value`` is the exception that interrupted the coro. This class is a subclass of CancelledError, because asyncio's
+    code expects no other interruption: after another exception, TaskGroup would not end its tasks.
     """
 
 
@@ -59,8 +59,8 @@ def own_loop() -> Any:
 def await_(awaitable: Awaitable[_T]) -> _T:
     """Wait in a coro for an asyncio awaitable; return its result or raise its exception.
 
-    To the awaitable this is like ``await`` in a task. If the coro is interrupted in any way, this acts like a
-    cancellation: the future that is waited for is cancelled, and the coroutine gets CancelledError. Once these have
+    To the awaitable this is like ``await`` in a task. Any interruption of the coro acts like a cancellation: the future
+    that is waited for is cancelled, and the coroutine gets CancelledError. Once the future and the coroutine have
     ended, the interruption is raised in the coro, unless the awaitable has suppressed the cancellation. If the
     awaitable is itself a coro, this returns its result or raises the same exceptions as :meth:`Coro.result`.
 

@@ -301,7 +301,7 @@ def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
 def _find_registry() -> set[Any] | None:
     """Return the set of weak references in which asyncio keeps tasks that are not its own; None if it has no such set.
 
-    asyncio has no public way to get it, so a probe is registered to see in which set it ends up.
+    asyncio offers no public way to get this set. So register a probe, and find the set that then contains the probe.
     """
 
     class Probe:

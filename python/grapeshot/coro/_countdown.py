@@ -25,7 +25,7 @@ class Countdown:
         return self._end_s is not None and self._end_s <= _monotonic()
 
     def pause(self, pause_s: float) -> None:
-        """Sleep for ``pause_s``, or until the limit is reached. Raises TimeoutError if it was reached before."""
+        """Sleep for ``pause_s``, or until the limit is reached. Raises TimeoutError if no time is left."""
         left_s = self()
         if left_s is not None and left_s <= 0:
             raise TimeoutError("timed out")

@@ -349,7 +349,8 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
     ) -> concurrent.futures.Future[_T]:
         """Like :meth:`submit`, for a caller that knows the running loop and has checked that ``fn`` needs no thread."""
         job = _Job(fn, args, kwargs)
-        # Keep a pool that is replaced until the lock is free: freeing its jobs may run finalizers that need the lock.
+        # If the pool is replaced, this variable keeps the old pool alive until the lock is free: freeing the old pool's
+        # jobs may run finalizers that need the lock.
         before = self._pool
         with self._shutdown_lock:
             pool = self._pool_of(loop)

@@ -391,7 +391,7 @@ class _Results:
                 del ended  # the exception's traceback keeps this frame: break the cycle
 
     def _start(self) -> None:
-        """Start coros until no item or no free place is left, or ``size`` coros run or have a result to be taken."""
+        """Start coros until no item is left, no place is free, or ``size`` coros run or have an untaken result."""
         while len(self._coros) < self._pool._size:
             if self._next is None and self._error is None:
                 try:

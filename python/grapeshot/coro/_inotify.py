@@ -166,7 +166,7 @@ class _Inotify:
         return self._check(self._libc.inotify_add_watch(fd, os.fsencode(path), self._ctypes.c_uint32(mask)), path)
 
     def remove(self, fd: int, watch: int) -> None:
-        # Errors are ignored: the system removes the watch itself when the file is deleted.
+        # Errors are ignored: if the file was deleted, the system has already removed the watch.
         self._libc.inotify_rm_watch(fd, watch)
 
     def _check(self, result: int, path: str | None) -> int:

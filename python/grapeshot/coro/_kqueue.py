@@ -6,8 +6,8 @@ kqueue's vnode events say that something has happened to an open file or directo
     each file       its contents have changed, or it was renamed or deleted
 
 Entries are told apart by their inode numbers. The system cannot reuse the inode number of a watched file, because the
-watch has the file open. All names are looked up in the open directory, so chdir() and another directory at the same
-path do no harm.
+watch has the file open. All names are looked up in the open directory. So the watch also works after chdir(), and
+after the path has come to name another directory.
 
 Source: ``kqueue(2)`` of macOS, FreeBSD, NetBSD, OpenBSD.
 """

@@ -115,7 +115,7 @@ def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, in
 
 
 def wait_logged() -> None:
-    """Wait until no thread is logging a record, because the process is about to fork. No coro runs meanwhile.
+    """Before a fork, wait until no thread is logging a record. No coro runs meanwhile.
 
     CPython warns about a fork if the system counts several threads, so this function asks the system, too. The wait has
     a limit, because a log handler may wait for something that the calling thread holds.

@@ -1,8 +1,9 @@
 """Refuses to work together with gevent or eventlet: only one package can patch the standard library.
 
 With two patchers, one part of the program would wait in gevent's hub and another in grapeshot's loop. Each of these
-blocks the thread while it waits, so the program would hang. Two errors prevent that: after another patcher's call,
-importing ``grapeshot.coro`` raises an error, and after ``coro.patch()``, a call of another patcher raises one.
+blocks the thread while it waits, so the program would hang. Two errors prevent that: importing ``grapeshot.coro``
+raises an error if another package has patched the library, and after ``coro.patch()``, the patching functions of the
+other packages raise one.
 
 The package imports this module before all others.
 """
@@ -37,7 +38,7 @@ def check(what: str, kind: type[Exception]) -> None:
 
 
 def refuse() -> dict[str, Callable[[Any], None]]:
-    """Return a dict: for each module's name, a function that makes its patching functions raise RuntimeError."""
+    """Return a dict that maps each module's name to a function that makes the module's patching functions fail."""
     return dict.fromkeys(_PATCHING, _refuse_in)
 
 

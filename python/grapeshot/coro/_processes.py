@@ -75,7 +75,7 @@ def _poll_repeatedly(pid: int, options: int, left_s: Countdown) -> tuple[int, in
 
 
 class _Watch:
-    """A descriptor that becomes readable when a child has ended. It does not fetch the child's status."""
+    """A descriptor that becomes readable when a child has ended."""
 
     def __init__(self, pid: int) -> None:
         # on BSD and macOS: the kqueue whose descriptor is `fd`

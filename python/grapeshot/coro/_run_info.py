@@ -3,7 +3,7 @@
 Programs pay nothing for this while they run, because nothing is recorded. Everything is read from the current state:
 
 - the frames of a suspended coro tell which coros it joins
-- the fd table tells on which descriptor it waits
+- the fd table tells on which descriptor a coro waits
 - a lock, queue or event contains the list of the coros that wait for it, so the address of that list tells for which
   object a coro waits
 """

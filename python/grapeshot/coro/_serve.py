@@ -4,7 +4,7 @@
             ^                          |
             '------ wait for more -----'      (it does not hold a place while it waits)
 
-A place is one of the ``limit`` connections that may be open at a time. A server belongs to the thread in which
+A ``limit`` sets the number of places, and each open connection holds one. A server belongs to the thread in which
 ``serve`` was called, and to the loop that runs there, or will run.
 """
 

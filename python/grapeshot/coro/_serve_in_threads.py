@@ -134,7 +134,7 @@ class ServerInThreads(Server):
     def stop(self, timeout: float | None = 10.0) -> None:
         """Close the server, and give its connections ``timeout`` seconds to end before they are shut down."""
         self._check_waiter()
-        self.close()  # raises in a thread other than the server's
+        self.close()  # raises ScheduleError if this is not the server's thread
         self._tell("stop", timeout)
         super().stop(timeout)
 

@@ -50,8 +50,8 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
     def readv(self, buffers: Any, /) -> Any:
         """Receive into several buffers, or receive several parts of known sizes.
 
-        Given buffers, wait until there is some data, and fill them one after the other; return the number of bytes, 0
-        at the end of the stream.
+        Given buffers, wait until there is some data, and fill one buffer after the other; return the number of bytes,
+        0 at the end of the stream.
 
         Given sizes, as in Shrapnel, wait until all bytes have come, and return a tuple with one bytes object per size.
         If the stream ends earlier, the tuple has only the data that came, and its last item may be shorter.

@@ -65,7 +65,11 @@ class inverted_semaphore:  # noqa: N801
         self.value += value
 
     def release(self, value: int = 1) -> None:
-        """Subtract ``value`` from the count; wake all waiting coros at 0. Raises LockError if it would fall below 0."""
+        """Subtract ``value`` from the count. At 0, wake all waiting coros.
+
+        Raises:
+            LockError: the count would fall below 0.
+        """
         if value < 1:
             raise ValueError(f"release() must subtract at least 1, got {value}")
         self._waiters._use()

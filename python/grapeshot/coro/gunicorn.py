@@ -168,7 +168,7 @@ _date_s = 0
 
 
 def _http_date(timestamp: float | None = None) -> str:
-    """Replaces gunicorn's function, which makes a new text for each response. This one caches it for one second."""
+    """Replaces gunicorn's function, which formats the time for each response. This one formats it once a second."""
     global _date, _date_s
     if timestamp is not None:
         return _make_date(timestamp)
@@ -181,7 +181,7 @@ def _http_date(timestamp: float | None = None) -> str:
 def _put_back(unreader: Any, sock: Any) -> None:
     """Give the bytes that gunicorn has received after a request back to the socket.
 
-    The application may take over the socket, and must then receive them.
+    The application may take over the socket, and must then receive these bytes.
     """
     if rest := unreader.buf.getvalue():
         unreader.buf = io.BytesIO()

@@ -226,7 +226,7 @@ class Loop(_core._HubLoop):
         return True
 
     def reinit(self) -> None:
-        """In the child of a fork: make a poller for the child, begin all watchers again, and fire fork watchers.
+        """In the child of a fork: make a poller for the child, restart the watchers, and fire those of type ``fork``.
 
         The child does not continue asyncio's tasks and transports, which are the parent's.
         """

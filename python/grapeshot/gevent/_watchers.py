@@ -31,7 +31,7 @@ EVENTS = _core._HUB_EVENTS
 
 
 class Watcher:
-    """The common part. A subclass begins to watch in ``_begin``, ends in ``_end``, and calls ``_fire``."""
+    """The common part. A subclass starts watching in ``_begin``, stops in ``_end``, and calls ``_fire``."""
 
     def __init__(self, loop: Loop, ref: bool = True, priority: int | None = None) -> None:
         self.loop = loop
@@ -172,7 +172,7 @@ class Watcher:
             self._callback = self._args = None
 
     def _forked(self) -> None:
-        """In the child of a fork, where the loop has forgotten everything: begin again."""
+        """In the child of a fork, where the loop has forgotten this watcher: start watching again."""
         self._begin()
 
 
@@ -231,14 +231,14 @@ class timer(Watcher):  # noqa: N801
 
     @property
     def at(self) -> float:
-        """The time on the loop's clock at which it fires next; 0.0 if it is not set."""
+        """The time on the loop's clock at which the timer fires next; 0.0 if the timer is not running."""
         return 0.0 if self._handle is None else self._handle.when()
 
     def start(self, callback: Callable[..., Any], *args: Any, update: bool = True) -> None:
         super().start(callback, *args)
 
     def again(self, callback: Callable[..., Any], *args: Any, update: bool = True) -> None:
-        """Begin again, with ``repeat`` as the delay. Without a ``repeat``, stop."""
+        """Restart the timer with ``repeat`` as the delay. Without a ``repeat``, stop it."""
         self.stop()
         if self._repeat:
             after, self._after = self._after, self._repeat
@@ -297,7 +297,7 @@ class signal_(Watcher):  # noqa: N801
 
 
 class _InEachIteration(Watcher):
-    """Fires in each iteration of the loop, after the callbacks that were added before it was started."""
+    """Fires in each iteration of the loop. Callbacks that were added before the watcher was started run first."""
 
     _handle: Any = None
 
@@ -358,7 +358,7 @@ class async_(Watcher):  # noqa: N801
             self._is_pending = False
 
     def send_ignoring_arg(self, _ignored: object) -> None:
-        """Like :meth:`send`, for waiters that call ``switch(value)``."""
+        """Like :meth:`send`, for code that passes a value, as it would to a greenlet's ``switch``."""
         self.send()
 
     def _sent(self) -> None:

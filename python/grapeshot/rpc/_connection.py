@@ -24,8 +24,8 @@ from ._codecs import Codec, Msgpack
 from ._messages import MAX_HELLO, MIN_COUNTED, PING, PONG, Hello, decode_hello
 from ._packet_stream import MAX_LENGTH, PacketStream
 
-# A peer is regarded as dead after two to three times this. That leaves enough time for a peer that computes, or is
-# stopped in a debugger, for a minute.
+# A peer is regarded as dead after two to three times this many seconds. That leaves enough time for a peer that
+# computes, or is stopped in a debugger, for a minute.
 KEEPALIVE_S = 60.0
 
 
@@ -129,5 +129,5 @@ class Connection(PacketStream):
             try:
                 count += int.from_bytes(ioctl(sock.fileno(), TIOCOUTQ, bytes(4)), sys.byteorder)
             except OSError:
-                pass  # this system does not support it for sockets
+                pass  # this system does not support TIOCOUTQ for sockets
         return count

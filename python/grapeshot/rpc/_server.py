@@ -211,8 +211,8 @@ class Server:
 
         Calls that have not ended after ``timeout`` seconds are cancelled; None means no limit. Their cleanup may take
         as long again; then the connections are aborted. Calls that arrive after the clients were told to stop are not
-        run; the client sends them again, to the next server at this address. If this coroutine is cancelled, it cancels
-        the calls at once.
+        run; their clients send them again, to the next server at this address. If this coroutine is cancelled, it
+        cancels the calls at once.
         """
         self._is_closing = True
         for server in self._servers:

@@ -313,7 +313,7 @@ fn default(py: Python<'_>, parameter: Parameter) -> PyResult<Bound<'_, PyAny>> {
     })
 }
 
-/// Converts an argument for all attempts. Fails with the exception of an iterator or a resolver.
+/// Converts an argument for all attempts. Fails if iterating over the argument, or looking up a host name in it, fails.
 fn convert_value<'py>(
     socket: &Socket<'py>,
     parameter: Parameter,

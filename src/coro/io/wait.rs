@@ -29,8 +29,8 @@ use crate::event_loop::source::DeferredCall;
 use crate::event_loop::watching;
 
 /// The coros that wait on a socket object, at most one for each direction: owned references, or null. If all bytes are
-/// zero, no coro waits. In the child of a fork, a record from before the fork counts as empty: those waits, and the
-/// registrations in the kernel, belong to the parent.
+/// zero, no coro waits. In the child of a fork, a record from before the fork counts as empty: the recorded waits, and
+/// the registrations in the kernel, belong to the parent.
 #[repr(C)]
 pub(super) struct Waiting {
     reader: Cell<*mut ffi::PyObject>,

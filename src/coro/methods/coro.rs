@@ -208,7 +208,7 @@ fn set_max_selfish_acts<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResu
     Ok(none(this.py()))
 }
 
-/// A copy, so that nobody changes the list itself.
+/// A copy of the list of callbacks, so that no caller can change the list itself.
 fn callbacks(this: Coro<'_>) -> ObjectResult<'_> {
     let py = this.py();
     Ok(match this.callbacks.get(py) {

@@ -310,7 +310,7 @@ unsafe fn has_task(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     let running = || unsafe { *field::<*mut ffi::PyObject>(thread, offset) };
     let before = running();
     if !before.is_null() {
-        // A task makes this import: compare with that task instead of entering one.
+        // This import runs in a task: compare with that task instead of entering one.
         let event_loop = tasks.call_method0("get_running_loop")?;
         let task = tasks.call_method1("current_task", (event_loop,))?;
         return Ok(task.as_ptr() == before);

@@ -19,11 +19,12 @@
 //!   PyState        frame, stack_refs             -->  the stack that does not run     reported by `traverse`
 //! ```
 //!
-//! The collector first subtracts the references that it finds from the reference counts. Deferred references were never
-//! counted, so they must not be reported then. Later the collector looks for everything that is reachable, and then
-//! they must be reported. To tell the two cases apart, CPython's `_PyGC_VisitStackRef` compares the visitor with the
-//! two functions that subtract. These are not exported. But they are the only visitors that get a null argument
-//! (`update_refs` and `handle_resurrected_objects` in `Python/gc_free_threading.c`), so `traverse` checks the argument.
+//! For each reference that it finds, the collector first subtracts one from the object's reference count. Deferred
+//! references were never counted, so they must not be reported then. Later the collector looks for everything that is
+//! reachable, and then they must be reported. To tell the two cases apart, CPython's `_PyGC_VisitStackRef` compares the
+//! visitor with the two functions that subtract. These are not exported. But they are the only visitors that get a null
+//! argument (`update_refs` and `handle_resurrected_objects` in `Python/gc_free_threading.c`), so `traverse` checks the
+//! argument.
 //!
 //! The collector runs while all other threads have stopped, each at a point where it may be interrupted. There is no
 //! such point between the moment when a switch changes the thread state and the moment when the stack has changed.
@@ -39,7 +40,7 @@ use pyo3::types::{PyCFunction, PyDict};
 use super::{field, imp};
 use crate::coro::threads::forks;
 
-/// The bit of a stack reference that says that it is deferred; the only bit of an empty reference.
+/// The bit that says that a stack reference is deferred. In an empty reference, only this bit is set.
 const DEFERRED: usize = 1;
 /// The lowest two bits of a stack reference that is an integer.
 const INTEGER: usize = 3;

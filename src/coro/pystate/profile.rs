@@ -77,7 +77,7 @@ pub(in crate::coro) fn set_up(py: Python<'_>) -> PyResult<()> {
 /// later).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::coro) enum Version {
-    /// Before Python 3.12 code has no version, and all returns are reported.
+    /// Before Python 3.12, code has no version, and all returns are reported.
     None,
     Number(usize),
     /// The version cannot be found out: inside a trace or profile function CPython does not update the instrumentation.

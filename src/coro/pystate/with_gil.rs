@@ -1,4 +1,4 @@
-//! The counterpart of `free_threaded.rs` for builds with the GIL, where nothing of it is needed.
+//! The counterpart of `free_threaded.rs` for builds with the GIL, which need none of it.
 
 use std::ffi::{c_int, c_void};
 

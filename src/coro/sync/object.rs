@@ -27,7 +27,7 @@ use crate::event_loop::pyloop::LoopObject;
 /// The flags of every primitive: programs may derive classes from it.
 pub(super) const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
 
-/// The head of each object of a primitive. Its initial state is all zeroes.
+/// The head of each object of a primitive. In its initial state, all bytes are zero.
 #[repr(C)]
 pub(super) struct Head {
     base: ffi::PyObject,

@@ -27,7 +27,7 @@ pub(super) struct SemaphoreObject {
     head: Head,
     available: Cell<i64>,
     /// Each waiting coro's request is a number of permits. While coros wait, fewer permits are available than the first
-    /// one requests.
+    /// coro requests.
     waiters: WaitQueue,
 }
 
@@ -150,8 +150,8 @@ fn release<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> 
 }
 
 fn give(this: Semaphore<'_>, count: i64) -> PyResult<()> {
-    // This check does not count the permits that coros hold. So giving those back may still overflow, but only with a
-    // number of permits far beyond any practical one.
+    // This check does not count the permits that coros hold. So when coros give their permits back, the sum may still
+    // overflow, but only with a number of permits far beyond any practical one.
     let Some(sum) = this.available.get().checked_add(count) else {
         return Err(PyOverflowError::new_err("too many permits"));
     };

@@ -1,8 +1,8 @@
 //! `wakeup`: a callback that wakes one coro, for the parts of the package that wait for a future or for another coro.
 //!
-//! The coro may wait for something else between `add_done_callback(wakeup)` and `wakeup.wait()`: a signal handler or a
-//! finalizer that runs there may wait. A wake-up that comes then does not end that other wait, and `wakeup.wait()`
-//! returns at once.
+//! Between `add_done_callback(wakeup)` and `wakeup.wait()`, a signal handler or a finalizer may run in the coro, and it
+//! may wait for something else. A wake-up during that other wait does not end that wait, but the later `wakeup.wait()`
+//! then returns at once.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};

@@ -84,8 +84,8 @@ pub(super) struct TaskWaiters {
     /// gives its grant back itself. So if waking that waiter then fails, its grant must not be taken back once more.
     claimed: RefCell<Vec<usize>>,
     /// The addresses of the futures of waiters that could not be woken, because their loops are closed. Such a waiter
-    /// has no grant to give back when its coroutine is closed. A reference to the future would keep the task alive. An
-    /// address is enough, because the future lives until its coroutine is closed, which removes the address.
+    /// has no grant to give back when its coroutine is closed. A reference to the future would keep the task alive, so
+    /// only the address is kept. The future lives until its coroutine is closed, and closing it removes the address.
     refused: RefCell<Vec<usize>>,
 }
 

@@ -270,7 +270,7 @@ impl Grants {
     }
 }
 
-/// Must not move while there are waiters. It is a field of a Python object, and a frame of each waiter keeps that
+/// A value must not move while it has waiters. It is a field of a Python object, and a frame of each waiter keeps that
 /// object alive.
 pub(super) struct Waiters {
     coros: WaitQueue,

@@ -255,8 +255,8 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
 pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut methods = sending_methods();
     methods.extend(other_methods());
-    // Both bases, as for asyncio's own datagram transport: asyncio's selector transports, for streams and for
-    // datagrams, have a common base class that inherits from `asyncio.Transport`.
+    // asyncio's own datagram transport has both base classes, too: all selector transports of asyncio, even those for
+    // datagrams, inherit from `asyncio.Transport`.
     let bases = [
         names(module.py()).transport_type,
         names(module.py()).datagram_transport_type,

@@ -39,8 +39,8 @@ use sending::Outbound;
 
 pub(super) use methods::{loop_methods, register};
 
-/// Since Python 3.13 asyncio sends empty datagrams, which it ignored before, and adds the length of a header for each
-/// queued datagram to the buffer size.
+/// Up to Python 3.12 asyncio ignores empty datagrams. From 3.13 on it sends them, and the buffer size includes the
+/// length of a header for each queued datagram.
 const HAS_EMPTY_DATAGRAMS: bool = cfg!(Py_3_13);
 const HEADER_LEN: usize = if HAS_EMPTY_DATAGRAMS { 8 } else { 0 };
 
@@ -61,9 +61,9 @@ bitflags::bitflags! {
 enum Peer {
     /// None: the datagram must have an address.
     None,
-    /// The socket's peer. The peer has no name, so a datagram may name another address instead.
+    /// The socket's peer, which has no name. A datagram that is sent with an address goes to that address.
     Unnamed,
-    /// The socket's peer. Datagrams that are sent with an address go there too.
+    /// The socket's peer. A datagram that is sent with an address goes to the peer, too.
     Named,
 }
 
@@ -103,8 +103,8 @@ pub(super) struct DatagramBody {
     outgoing_len: Cell<usize>,
     watermarks: Watermarks,
     flags: FlagCell<Flags>,
-    /// 0 while open. The end of the transport sets this to 1, and each datagram for which `flow::note_lost_write` is
-    /// called then adds 1.
+    /// 0 while the transport is open. The end of the transport sets this to 1. After that, each call of
+    /// `flow::note_lost_write` adds 1.
     lost_writes: Cell<u8>,
 }
 

@@ -53,8 +53,8 @@ pub(super) fn on_readable(this: Datagram<'_>) -> PyResult<()> {
     }
 }
 
-/// Called when other code has closed the socket. The protocol gets the error. The transport leaves the loop's fd table,
-/// so that it gets no more events if a duplicate of the descriptor is still open.
+/// Called when other code has closed the socket. The protocol gets the error. The transport leaves the loop's fd table:
+/// if a duplicate of the descriptor is still open, the poller would otherwise continue to report events.
 #[cold]
 pub(super) fn lose_descriptor(this: Datagram<'_>, error: &io::Error) -> PyResult<()> {
     this.registration.leave(this, this.reactor());
@@ -104,7 +104,7 @@ fn receive(this: Datagram<'_>, fd: RawFd, slot_len: usize, limit: usize) -> PyRe
         (None, Some(error)) => on_read_error(this, &error),
         (None, None) => Ok(()),
     };
-    // If both failed, the exception of the protocol comes first: its datagram was received before the error.
+    // If both are errors, return the one of the delivery: the datagrams were received before the read failed.
     delivered.and(reported)
 }
 

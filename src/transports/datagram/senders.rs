@@ -37,7 +37,7 @@ impl Senders {
         }
         let object = socket_object::address_object(py, &sender)?;
         if object.is_none() {
-            return Ok(object); // The sender has no name, so nothing can be sent to it.
+            return Ok(object); // A sender without a name cannot be answered, so the previous sender is kept.
         }
         self.object.set(object.clone());
         self.address.replace(Some(sender));

@@ -1,8 +1,9 @@
-//! The write side. `sendto` sends a datagram at once, wherever it is called. Datagrams that the kernel does not take
-//! are queued until the socket is writable, under the control of the watermarks.
+//! The write side. `sendto` sends a datagram at once. If the kernel does not take the datagram, it is queued until the
+//! socket is writable, and later datagrams are queued behind it. The watermarks decide at which sizes of the queue the
+//! protocol's `pause_writing` and `resume_writing` are called.
 //!
-//! Replies are not collected for one `sendmmsg`: measurements showed that this saves nothing, and errors would be
-//! reported later than asyncio reports them.
+//! Replies are not collected for one `sendmmsg`: measurements showed that collecting them saves nothing, and it would
+//! report errors later than asyncio does.
 
 use std::io;
 

@@ -210,7 +210,7 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_holdable: bool) 
     // Code that ran in `usable_fd` (the `fileno()` of an unusual socket object) may have changed a bytearray.
     let bytes = source.as_slice();
     if this.flags.has(Flags::BLOCKED) {
-        // That code has also written, and the kernel did not take all of it. So this data waits behind the rest.
+        // That code has written other data, and the kernel did not take all of that. So `data` waits behind the rest.
         this.outgoing.push(&source)?;
         return after_push(this, bytes.len());
     }

@@ -24,7 +24,7 @@ def fill(sock):
 
 
 def spawn_waiting(world, function, *args):
-    """Start a function in a coro or a thread. On return, a coro waits; a thread may begin to wait later, or never."""
+    """Start a function in a coro or a thread. Return when the coro waits; do not wait for a thread."""
     made = world.spawn(function, *args)
     if world.kind == "coros":
         until_waiting(made)

@@ -546,7 +546,7 @@ def test_limits():
     with pytest.raises(asyncio.LimitOverrunError):
         stream.read_all(limit=4)
     assert stream.read_all(limit=6) == b"123456"
-    # The limit is for what is returned, so a last line may have exactly that length.
+    # A last line without a line end may be as long as the limit.
     assert coro.read_stream(Pieces(b"ab", b"cd"), 4).read_line() == b"abcd"
 
 

@@ -73,14 +73,14 @@ coro.run(main)
 
 
 def run_together(*scripts):
-    """Run the scripts in parallel, because they mostly wait, and return their outputs."""
+    """Run the scripts and return their outputs. The scripts mostly wait, so they run in parallel."""
     with ThreadPoolExecutor(len(scripts)) as pool:
         return list(pool.map(lambda code: run_script(None, code), scripts))
 
 
 def test_a_daemon_that_swallows_exceptions_does_not_keep_the_program_alive():
     """The daemon might log each exception that it swallows, so the program interrupts it only a few times. No warning
-    mentions it.
+    mentions the daemon.
     """
     check = "import atexit; atexit.register(lambda: print(len(caught) < 10, sorted(set(caught))))"
     outputs = run_together(*(check + HEAD + code for code in WAYS.values()))

@@ -36,7 +36,7 @@ answers, begun = [], threading.Event()
 thread = threading.Thread(target=ask)
 thread.start()
 begun.wait()
-os.write(1, b"ready\\n")  # one write; print() makes two, and the prompt could come between
+os.write(1, b"ready\\n")  # print() makes two writes, and the prompt could come between them
 thread.join()
 print(answers)
 """

@@ -457,7 +457,7 @@ def test_an_interrupted_wait_passes_its_notification_on():
 
 def test_an_interruption_does_not_keep_a_permit_from_being_given_back():
     """`release` waits for the semaphore's inner lock. If the coro is interrupted during this wait, the exception is
-    raised only at its next wait.
+    raised only at the coro's next wait.
     """
     assert (
         run(

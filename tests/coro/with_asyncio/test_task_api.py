@@ -25,7 +25,7 @@ def outcome_of(call):
     try:
         return "returned", repr(call())
     except asyncio.CancelledError as error:
-        return type(error), ""  # only the first caller gets a task's message
+        return type(error), ""  # a task gives the message of its cancellation only to the first caller
     except BaseException as error:
         return type(error), str(error)
 

@@ -160,7 +160,7 @@ async def test_connection_lost(loop, reported, serve):
 
 @pytest.mark.parametrize("name", ["data_received", "eof_received"])
 async def test_data_written_before_the_error(loop, reported, name):
-    """A fatal error aborts the connection, which does not wait for its buffer to be sent."""
+    """After a fatal error, the connection ends at once, even if its buffer still has unsent data."""
 
     class Failing(failing(Recorder, name)):
         def connection_made(self, transport):

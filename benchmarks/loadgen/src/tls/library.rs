@@ -122,8 +122,8 @@ fn open() -> anyhow::Result<&'static Library> {
             names.join(", ")
         );
     };
-    // SAFETY: a default name belongs to OpenSSL (or an imitation of it), and so must a path in LOADGEN_LIBSSL. The
-    // version is checked before any other call.
+    // SAFETY: the library is OpenSSL or an imitation: the default names belong to such libraries, and a path in
+    // LOADGEN_LIBSSL must lead to one. The version is checked before any other call.
     let library =
         unsafe { Library::from_shared(&object) }.context("this libssl is not OpenSSL 3 or later")?;
     // SAFETY: the function has no arguments and no side effects.

@@ -147,7 +147,7 @@ fn close_checked(fd: RawFd) -> io::Result<usize> {
     }
 }
 
-/// Closes a descriptor whose owner is gone, so there is nobody who could be told about an error.
+/// Closes a descriptor whose owner is gone. Ignores errors, because no caller could handle them.
 pub(super) fn close(fd: RawFd) {
     let _ = close_checked(fd);
 }

@@ -7,8 +7,8 @@
 //! becomes readable when the child ends, not earlier, and stays readable. If the child has ended before the call, the
 //! fd is readable at once. Watching does not fetch the child's status, so the process number belongs to the child
 //! until [`reap`](ExitWatch::reap). If there is no such process any more, because other code has fetched the status,
-//! `watch` fails with `ESRCH`. (The thread in the last row of the table below cannot find this out in time; its fd is
-//! readable at once.)
+//! `watch` fails with `ESRCH`. (With the thread in the last row of the table below, `watch` succeeds instead, and the
+//! fd soon becomes readable.)
 //!
 //! | | fd |
 //! |---|---|

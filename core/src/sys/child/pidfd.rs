@@ -23,7 +23,8 @@ pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
 }
 
 fn open(pid: libc::pid_t) -> io::Result<OwnedFd> {
-    // SAFETY: the call takes two integers. It is made by number, because some supported C libraries lack a function.
+    // SAFETY: the call takes two integers. It goes through `syscall`, because some supported C libraries have no
+    // function for it.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());

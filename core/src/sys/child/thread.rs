@@ -1,6 +1,6 @@
-//! Watches a child on kernels that have no descriptor for it: a thread waits for the child and then closes the writing
-//! end of a pipe, which makes the reading end readable. The thread owns nothing else, and ends with the child.
-//! [`super`] has the contract.
+//! Watches a child where the kernel has no pidfds, or a sandbox refuses them: a thread waits for the child and then
+//! closes the writing end of a pipe, which makes the reading end readable. The thread owns nothing else, and ends with
+//! the child. [`super`] has the contract.
 //!
 //! Source: `waitid(2)`, `pipe(7)`.
 

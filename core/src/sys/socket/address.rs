@@ -248,8 +248,8 @@ fn put<const N: usize>(bytes: &mut [u8], offset: usize, field: [u8; N]) {
 }
 
 /// The text of an IPv6 address, as `inet_ntop(3)` writes it: in the form of RFC 5952, with one addition. If the first
-/// 96 bits are zero, the last 32 bits are written in dotted decimals (`::192.0.2.1`, the deprecated IPv4-compatible
-/// form) if they are 65,536 or more. Rust's standard library does not do that.
+/// 96 bits are zero and the last 32 bits are a number of 65,536 or more, that number is written in dotted decimals
+/// (`::192.0.2.1`, the deprecated IPv4-compatible form). Rust's standard library does not do that.
 #[must_use]
 pub fn ipv6_text(ip: [u8; 16]) -> String {
     let ip = Ipv6Addr::from(ip);

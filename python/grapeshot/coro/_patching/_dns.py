@@ -48,7 +48,7 @@ def _needs_no_lookup(name: Any) -> bool:
 
 
 def _first_address(name: Any) -> dns.Question | None:
-    """Return the question for ``gethostbyname``. Its result is the first IPv4 address that getaddrinfo(3) finds."""
+    """Return the question for ``gethostbyname``, which returns the first IPv4 address that getaddrinfo(3) finds."""
     if _needs_no_lookup(name):
         return dns.AT_ONCE
     question = dns.question_of_host("gethostbyname", name)

@@ -89,7 +89,7 @@ def _repair_names(holders: Holders, module_name: str, by_original: dict[int, Any
 
 
 def _is_derived(value: object, module_name: str, by_original: dict[int, Any]) -> bool:
-    """Whether a value is a class that this module defines and that inherits from an original."""
+    """Whether a value is a class that the module defines and that inherits from an original."""
     # (isinstance() would read the `__class__` of proxy objects, such as Django's settings, which runs their code.)
     if not issubclass(type(value), type) or value.__module__ != module_name:
         return False

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# module -> the function to call after each import of the module, when its names have been replaced
+# module -> the function to call after each import of the module, once the module's names have been replaced
 _calls: dict[str, Callable[[Any], None]] = {}
 # The modules that _Finder is looking for now. It ignores these, so that the other finders find them.
 _finding: set[str] = set()

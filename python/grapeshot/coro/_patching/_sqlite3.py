@@ -246,7 +246,7 @@ def _has_short_sleeps() -> bool:
 
 
 class _Callbacks:
-    """Wraps the program's callbacks of a connection, so that they are not called for statements of this module."""
+    """Wraps the callbacks that a program sets on a connection, so that statements of this module do not call them."""
 
     def __init__(self) -> None:
         # The threads and coros that are executing a statement of this module now. In other threads and coros,

@@ -48,7 +48,7 @@ def _hold_in_thread(lock: Any) -> Iterator[bool]:
 
 
 class _Outlet:
-    """Replaces the methods of a binary stream of the interpreter whose raw file may block."""
+    """Replaces the methods of ``sys.stdout.buffer`` or ``sys.stderr.buffer``, and of the raw file below."""
 
     def __init__(self, buffer: io.BufferedWriter, raw: io.FileIO) -> None:
         self._lock = _core.thread_rlock()

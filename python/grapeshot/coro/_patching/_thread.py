@@ -396,8 +396,8 @@ def _yield_after_failure(kind: Any, name: str) -> None:
 def _wait(self: Any, timeout: float | None = None) -> bool:
     """Replaces ``threading.Condition.wait``, which does not expect that a wait may be interrupted, as a coro's may.
 
-    If a wait is interrupted after it was notified, the notification goes to another waiter. If it is notified after its
-    time is over, but before it has the lock again, it counts as notified.
+    If a waiter is interrupted after it was notified, the notification goes to another waiter. A waiter that is notified
+    after its time is over, but before it has the lock again, counts as notified.
     """
     if not self._is_owned():
         raise RuntimeError("cannot wait on un-acquired lock")

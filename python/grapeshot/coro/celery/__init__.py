@@ -75,7 +75,7 @@ class TaskPool(BasePool):  # type: ignore[misc]
     task_join_will_block = False
     body_can_be_buffer = True
 
-    # The wait of the worker's main coro for messages, once it has started.
+    # How the worker's main coro waits for messages. None until the worker has started.
     message_wait: MessageWait | None = None
 
     def on_start(self) -> None:

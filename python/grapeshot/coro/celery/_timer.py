@@ -1,7 +1,7 @@
 """The timer of the worker: each entry is called in a coro of its own, at its time.
 
-Celery uses it for tasks with a countdown or an eta, retries, rate limits and heartbeats. Celery's own timer for workers
-without kombu's event loop is a thread that sleeps for up to a second, even if a new entry is due earlier.
+Celery uses it for tasks with a countdown or an eta, and for retries, rate limits and heartbeats. Celery's own timer for
+workers without kombu's event loop is a thread that sleeps for up to a second, even if a new entry is due earlier.
 
 Only code on the worker's loop arms and disarms the loop's timers. If another thread enters or cancels an entry, the
 loop is asked to arm or disarm the entry's timer.

@@ -35,7 +35,8 @@ class Body:
         self.buffer = bytearray()
         self.is_complete = False
         self.received = 0
-        # How many bytes of sizes, extensions and trailers have come. What came together with the head does not count.
+        # How many bytes of chunk sizes, chunk extensions and trailers have come. Bytes that came together with the head
+        # do not count.
         self.framing_len = 0
 
     def left(self) -> int:

@@ -46,6 +46,6 @@ def _escaped(value: Any) -> str:
     """
     if value is None:
         return ""
-    # Middleware may have put any object there, even one of a str subclass with its own __str__.
+    # Middleware may have put any object into the environ, even one of a str subclass with its own __str__.
     text = str.__str__(value) if isinstance(value, str) else object.__repr__(value)
     return text.encode("unicode_escape").decode().replace('"', '\\"')

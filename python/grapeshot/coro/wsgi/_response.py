@@ -246,7 +246,7 @@ class Response:
         if request.method == "HEAD":
             self._has_body = False
         if code[0] == "1" or code == "204":
-            # These must not have a Content-Length. Source: RFC 9110, 8.6.
+            # Responses with these codes must not have a Content-Length. Source: RFC 9110, 8.6.
             self._has_body = False
         elif code == "304":
             self._has_body = False

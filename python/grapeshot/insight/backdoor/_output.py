@@ -55,7 +55,7 @@ class Stream:
             self.write(line)
 
     def isatty(self) -> bool:
-        """Whether it is a terminal. For a client's code it is not."""
+        """Whether the stream below is a terminal. False while a client's code is running."""
         return client.get() is None and self.below is not None and self.below.isatty()
 
     def flush(self) -> None:
@@ -83,7 +83,7 @@ class _Display:
 
 
 _users = 0
-# Held while this number and the streams are changed.
+# Held while `_users` and the streams are changed.
 _changing = real_rlock()
 
 

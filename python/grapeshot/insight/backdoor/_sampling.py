@@ -49,7 +49,7 @@ class Slow:
     count: int = 0
     total_s: float = 0.0
     duration_s: float = 0.0
-    """How long the slowest callback took. ``stack`` is its stack, or another callback's if no stack of it was seen."""
+    """How long the slowest callback took. ``stack`` is its stack or, if that was not recorded, another callback's."""
     last_s: float = 0.0
     """When the latest one began, in seconds of ``time.monotonic()``."""
     stack: tuple[str, ...] = ()

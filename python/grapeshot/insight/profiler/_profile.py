@@ -83,7 +83,7 @@ class OwnerRow:
     cpu: int = 0
     wall: int = 0
     count: int = 1
-    """The number of owners in this row, because owners that are alike may be combined."""
+    """The number of owners in this row, which may combine owners that are alike."""
 
     @property
     def wait(self) -> int:
