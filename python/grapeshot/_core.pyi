@@ -3,7 +3,7 @@
 Programs use it through :class:`grapeshot.Loop` and :mod:`grapeshot.coro`.
 
 Only the thread that runs the loop may call the methods of the loop and of its objects. The exceptions are
-``call_soon_threadsafe``, ``time``, ``is_running``, ``is_closed``, ``Handle.cancel`` of a handle that
+``call_soon_threadsafe``, ``create_future``, ``time``, ``is_running``, ``is_closed``, ``Handle.cancel`` of a handle that
 ``call_soon_threadsafe`` returned, and methods whose docstrings say so. Times are in seconds of ``time.monotonic()``.
 """
 
@@ -173,7 +173,7 @@ class Handle(asyncio.Handle):
     _repr: Any
 
 @final
-class TimerHandle(Handle, asyncio.TimerHandle):  # type: ignore[misc]  # asyncio's is a base by __class__ only
+class TimerHandle(Handle, asyncio.TimerHandle):  # type: ignore[misc]  # a base only as far as __class__ says
     """A callback to run once, at a given time. Timers compare by that time.
 
     ``isinstance(handle, asyncio.TimerHandle)`` holds.
@@ -348,7 +348,8 @@ class Loop:
         """Stop watching ``fd`` for reading; return whether it was watched, False if the loop is closed.
 
         Raises:
-            RuntimeError, ValueError, OSError: as :meth:`add_reader` does.
+            RuntimeError: a transport of this loop uses the descriptor.
+            ValueError: ``fd`` is not a descriptor.
         """
 
     def add_writer(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
@@ -438,7 +439,10 @@ class Loop:
         """The identifier of the thread that runs the loop, or None while the loop does not run."""
 
     def _attributes_changed(self) -> None:
-        """Make timers use the current ``time`` and ``call_at``. Called when the program sets or deletes one of them."""
+        """Make timers use the methods ``time`` and ``call_at`` that the loop has now.
+
+        Called when the program sets or deletes one of these attributes.
+        """
 
     def _check_closed(self) -> None:
         """Raise RuntimeError if the loop is closed."""
@@ -574,7 +578,9 @@ class Loop:
         accepted: bool = False,
         below: asyncio.BaseTransport | None = None,
     ) -> SSLTransport:
-        """Make a TLS transport for ``protocol``. The caller makes it the protocol of the transport below.
+        """Make a TLS transport for ``protocol``.
+
+        The caller sets the new TLS transport as the protocol of the transport below.
 
         ``waiter`` gets its result or exception when the handshake ends. No caller waits for the handshake of an
         ``accepted`` connection, so debug mode reports its failure. Time limits are in seconds. The callbacks run in a
@@ -1128,8 +1134,8 @@ class _HubIo:
     def start(self, callback: Callable[..., Any], *args: Any, pass_events: bool = False) -> None:
         """Call ``callback(*args)`` in the hub whenever the descriptor is ready.
 
-        With ``pass_events``, the callback gets the events that happened as its first argument: 1 (can be read), 2 (can
-        be written), 3 (both), or -1 if the descriptor is closed. If the watcher is already active, the callback
+        With ``pass_events``, the first argument of the callback says which events happened: 1 (can be read), 2 (can be
+        written), 3 (both), or -1 if the descriptor is closed. If the watcher is already active, the callback
         replaces the earlier one.
 
         Raises:
@@ -1201,7 +1207,10 @@ def _before_fork() -> None:
     """Before a fork: send the data that the loop of this thread still holds."""
 
 def _after_fork() -> None:
-    """In the child of a fork: hold no more writes in this run, because the child may exit before they are sent."""
+    """In the child of a fork: send writes at once until the loop's current run ends.
+
+    The child may exit before writes that are held back are sent.
+    """
 
 # Whether _Resolver.gethostbyname and gethostbyaddr work on this system.
 _HAS_HOST_LOOKUPS: bool
@@ -1209,7 +1218,7 @@ _HAS_HOST_LOOKUPS: bool
 def _set_resolver(function: object, native: object) -> None:
     """Register CPython's own ``socket.getaddrinfo`` (``function``) and ``_socket.getaddrinfo`` (``native``).
 
-    While a program has replaced one of them, native code answers no address literals.
+    While a program has replaced one of them, native code does not answer lookups of address literals itself.
     """
 
 def _keep_forever(value: object) -> None:
@@ -1234,13 +1243,14 @@ def _aio_after_fork() -> None:
     """In the child of a fork: make new threads for files when they are needed."""
 
 def _decode_msgpack(decode: Callable[[bytes], Any], packet: bytes) -> Any:
-    """Call ``decode(packet)``, a msgpack decoder that runs no Python code, with garbage collection paused.
+    """Call ``decode(packet)`` with garbage collection paused (without a GIL, it is not paused).
 
-    Without a GIL, garbage collection is not paused.
+    ``decode`` must be a msgpack decoder that runs no Python code.
 
     Raises:
-        ValueError: the lists that are keys have more than 3,000 values in total; too many numbers or dates are keys, or
-            they collide too often; or values are nested too deeply. ``decode`` was not called.
+        ValueError: the packet exceeds a limit, and ``decode`` was not called. The limits are for lists as map keys
+            (3,000 in total, counted together with their contents), for the number and the collisions of numbers and
+            dates as map keys, and for nesting.
     """
 
 def _bind_methods(kind: type[Loop]) -> None:
@@ -1651,7 +1661,7 @@ class condition_variable:  # noqa: N801
     def wait(self, timeout: float | None = None, block: bool = True) -> Any:
         """Wait; return the value passed to ``wake_one``, ``wake_n`` or ``wake_all``.
 
-        TimeoutError if the coro is not woken within ``timeout`` seconds, and at once if ``block`` is false.
+        TimeoutError if the coro is not woken within ``timeout`` seconds. If ``block`` is false, it is raised at once.
         """
     def wake_one(self, value: Any = None) -> bool:
         """Wake the coro that has waited longest; return False if no coro waits.
@@ -1841,7 +1851,10 @@ def _coro_is_hidden() -> bool:
     """Return whether a coro is running here and the loop is hidden from it."""
 
 def _coro_running_loop() -> Any:
-    """Return the loop that is running in this thread, even if it is hidden from the running coro; None if none is."""
+    """Return the loop that is running in this thread, even if it is hidden from the running coro.
+
+    None if no loop runs.
+    """
 
 def _coro_check_function(function: object, caller: str, /) -> None:
     """Raise TypeError, with ``caller`` in the message, if ``function`` is not callable or is async."""
@@ -1933,7 +1946,7 @@ def _coro_switch_stamps() -> tuple[int, int, int, int]:
 def _coro_wait_info(coro: Coro[Any], /) -> tuple[str, int] | None:
     """Return what the coro waits for: ``("read", fd)``, ``("write", fd)``, or ``("queue", address)``.
 
-    ``address`` is the address of the wait queue inside the object that it waits for. None if the coro waits for
+    ``address`` is the address of the wait queue inside the object that the coro waits for. None if the coro waits for
     something else, or does not wait.
     ScheduleError if the coro belongs to another thread.
     """

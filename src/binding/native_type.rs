@@ -2,8 +2,8 @@
 //! much for methods that run once per callback or per packet (`call_soon` takes 150 ns with it and 92 ns without).
 //!
 //! `NativeType` describes the objects of a type, and `new_type` creates the type object. Its methods are rows of a
-//! table (`rows`). Each row is made from a safe Rust function, which gets the object whose method was called as a
-//! `This`, and the arguments as an `Args`.
+//! table (`rows`). Each row is made from a safe Rust function. It gets a `This`, the object whose method was called,
+//! and an `Args`, the arguments.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
@@ -90,8 +90,8 @@ pub(crate) trait NativeType: Sized {
     /// calls `clear` and then drops all fields. With the default, an object must be a valid `T` from its allocation on,
     /// and `clear` must empty all of its cells.
     const DEALLOC: ffi::destructor = drop_and_free::<Self>;
-    /// True if freeing this object now frees no other object that could continue a chain. Deallocations then do not
-    /// nest any deeper.
+    /// True if the object refers to no object whose deallocation could lead to further deallocations. Then
+    /// deallocations do not nest any deeper.
     #[inline]
     fn is_empty(&self) -> bool {
         false
@@ -100,14 +100,14 @@ pub(crate) trait NativeType: Sized {
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         []
     }
-    /// Reports the references that are not in cells. The caller reports the reference to the type.
+    /// Reports the references that are not in cells, except the reference to the type.
     ///
     /// # Safety
     /// Only the collector calls this. Nothing in it may run Python code.
     unsafe fn traverse_rest(&self, _visit: ffi::visitproc, _arg: *mut c_void) -> c_int {
         0
     }
-    /// Reports every reference, for `tp_traverse`.
+    /// Reports every reference except the one to the type, for `tp_traverse`.
     ///
     /// # Safety
     /// As for `traverse_rest`.
@@ -134,9 +134,9 @@ pub(crate) trait NativeType: Sized {
     }
 
     /// Runs `body`, which touches the object's cells, while no other thread touches them. With a GIL, there is nothing
-    /// to do. A free-threaded build admits only the thread that runs the object's loop
-    /// (`LoopObject::with_loop_access`), or, for an object that threads share, one thread at a time
-    /// (`with_critical_section`).
+    /// to do. A free-threaded build admits only the thread that runs the object's loop, or one thread at a time
+    /// while no thread runs it (`LoopObject::with_loop_access`). For an object that threads share, it admits one thread
+    /// at a time (`with_critical_section`).
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R>;
 }
 
@@ -166,8 +166,8 @@ pub(crate) fn with_critical_section<T, R>(this: This<'_, T>, body: impl FnOnce()
     if HAS_GIL {
         body()
     } else {
-        // A borrowed reference: the caller keeps the object alive, and threads that share it would contend for the
-        // reference count.
+        // A borrowed reference. The caller keeps the object alive, and if this took a reference of its own, threads
+        // that share the object would contend for its count.
         // SAFETY: the object lives while `this` exists (contract of `This::new`), and the reference is never dropped.
         let object = ManuallyDrop::new(unsafe { Bound::from_owned_ptr(this.py, this.object) });
         critical_section::with_critical_section(&object, body)

@@ -54,7 +54,7 @@ impl LoopObject {
     #[inline]
     pub(crate) fn of<'a>(event_loop: &'a Bound<'_, PyAny>) -> &'a Self {
         debug_assert!(Self::is_loop(event_loop));
-        // SAFETY: callers pass only objects that native code got as its own loop (checked above in debug builds).
+        // SAFETY: callers pass only instances of the native loop type (checked above in debug builds).
         unsafe { &*event_loop.as_ptr().cast::<Self>() }
     }
 

@@ -118,9 +118,9 @@ pub(crate) fn entry(waiter: &Bound<'_, PyAny>) -> DeferredCall {
     DeferredCall::new(waiter.clone(), wake)
 }
 
-/// Called when the descriptor is ready.
+/// Called when the descriptor is ready, and for `set_done_from_anywhere`.
 unsafe fn wake(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: `entry` paired the function with a waiter, whose reference the fd table held until now.
+    // SAFETY: the function is always paired with a waiter. The fd table or the queue held a reference to it until now.
     finish(unsafe { This::new(py, object) }, WaiterState::Done)
 }
 

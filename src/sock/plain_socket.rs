@@ -31,7 +31,7 @@ static VERSION: AtomicU32 = AtomicU32::new(0);
 #[inline]
 pub(super) fn is_plain(socket: &Bound<'_, PyAny>) -> bool {
     let expected = SOCKET_TYPE.load(Ordering::Relaxed);
-    // SAFETY: the object is alive, and the version is a plain number that is read at once.
+    // SAFETY: the object is alive, and the version is a plain number, of which a copy is taken.
     let (kind, version) = unsafe {
         let kind = ffi::Py_TYPE(socket.as_ptr());
         (kind, (*kind).tp_version_tag)

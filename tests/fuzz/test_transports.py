@@ -1,4 +1,4 @@
-"""State machines: random steps drive a transport on asyncio's loop and one on grapeshot's, which must log the same."""
+"""State machines: random steps drive a transport on asyncio's loop and one on grapeshot's. Both must log the same."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ DATA = st.one_of(BYTES, BYTES.map(bytearray), BYTES.map(memoryview), st.sampled_
 LIMIT = st.sampled_from([None, 0, 1, 1000, 65_536, -1, 2**40])
 RARELY = st.integers(0, 5)
 EVENTS = st.sampled_from(["data", "eof", "pause", "resume", "lost", "error"])
-# The steps that one callback of the loop may do together. The peer does not close in any of them, because grapeshot
-# sends the data that a callback writes only when the callback returns, while asyncio sends it at once.
+# The steps that one callback of the loop may do together. The peer does not close in any of them: asyncio sends at once
+# what a callback writes, but grapeshot sends it when the callback returns.
 STEPS = [
     ("write", b"abc"),
     ("write", b"d" * 3000),

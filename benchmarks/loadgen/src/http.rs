@@ -14,13 +14,13 @@ pub(crate) struct Expected {
 pub(crate) struct Http {
     requests: Vec<u8>,
     request_len: usize,
-    /// The request for the other path, which has the same length as the ordinary request, and a number `n`: one in `n`
-    /// requests is for the other path.
+    /// The request for the other path, and a number `n`: one in `n` requests is for that path. Both kinds of request
+    /// have the same length.
     other: Option<(Vec<u8>, u64)>,
     expected: Expected,
 }
 
-/// Whether this request of the connection is of the other kind. One in `every` requests is.
+/// Whether this request of the connection is for the other path: one out of each `every` requests.
 pub(crate) fn is_other(connection: usize, number: u64, every: u64) -> bool {
     (number + connection as u64) % every == every - 1
 }

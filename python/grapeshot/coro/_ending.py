@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # How many seconds coros may wait in their cleanup.
 _GRACE_S = 1.0
-# A coro is abandoned after this many waits in its cleanup were interrupted.
+# While a loop can run, a coro is abandoned after this many waits in its cleanup were interrupted.
 _ROUNDS = 1000
 # The same for daemons. It is small because a daemon that catches the exception and goes on may log it each time.
 _DAEMON_ROUNDS = 3

@@ -24,8 +24,8 @@ from ._codecs import Codec, Msgpack
 from ._messages import MAX_HELLO, MIN_COUNTED, PING, PONG, Hello, decode_hello
 from ._packet_stream import MAX_LENGTH, PacketStream
 
-# A peer is regarded as dead after two to three times this many seconds. That leaves enough time for a peer that
-# computes, or is stopped in a debugger, for a minute.
+# A peer is regarded as dead after two to three times this many seconds. So a peer may compute for a minute, or be
+# stopped in a debugger, without being regarded as dead.
 KEEPALIVE_S = 60.0
 
 
@@ -48,7 +48,7 @@ class Connection(PacketStream):
         self._max_packet = max_packet
         self._codec = codec
         self._encode, self._decode = codec.encode, codec.decode
-        # Use decode_short() only of Msgpack itself: a subclass may have a decode() of its own.
+        # Use decode_short() only if the codec is exactly Msgpack: a subclass may have a decode() of its own.
         self._decode_short = codec.decode_short if type(codec) is Msgpack else codec.decode
         self._keepalive_s = keepalive
         self._keepalive_timer: asyncio.TimerHandle | None = None

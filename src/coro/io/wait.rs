@@ -99,7 +99,7 @@ impl Waiting {
                 (place.replace(new), Ok(()))
             }
         });
-        // SAFETY: the reference that was held here before, null, or the new one, which is not needed.
+        // SAFETY: `rest` is null, the reference that was held here before, or the new one if it was not needed.
         drop(unsafe { Bound::from_owned_ptr_or_opt(coro.py(), rest) });
         result
     }

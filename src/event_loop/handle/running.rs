@@ -125,7 +125,7 @@ impl<'py> Handle<'py> {
     }
 
     /// `handle._run()`, for code that runs the handle itself. The loop still runs the handle later, as in asyncio. If
-    /// the loop has already run it, the handle is empty and nothing happens.
+    /// the loop has already run the handle and emptied it, nothing happens.
     pub(super) fn run_by_hand(self) -> PyResult<()> {
         if self.is_cancelled() {
             return Ok(());
@@ -201,7 +201,7 @@ impl<'py> Handle<'py> {
         args: &Bound<'_, PyTuple>,
     ) -> PyResult<()> {
         let py = self.py();
-        // SAFETY: the context is a live one that this function holds; it is left below.
+        // SAFETY: the context is alive, because this function holds a reference to it. PyContext_Exit below exits it.
         let entered = unsafe { ffi::PyContext_Enter(context.as_ptr()) };
         if entered != 0 {
             return self.report(event_loop, context, callback, args, PyErr::fetch(py));
@@ -216,7 +216,7 @@ impl<'py> Handle<'py> {
         }
     }
 
-    /// Reports the exception that is set, because the context could not be copied.
+    /// Called when the context could not be copied. Reports the exception that is set.
     #[cold]
     fn fail_to_copy(self, event_loop: *mut ffi::PyObject) -> PyResult<()> {
         let py = self.py();

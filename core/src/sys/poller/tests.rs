@@ -401,7 +401,7 @@ fn a_closed_fd_is_not_taken_for_the_watched_one() {
         let duplicate = left.try_clone().unwrap();
         drop(left);
         if Poller::KEEPS_CLOSED {
-            // Another test may have opened a file under this number.
+            // By now another test may have opened a file under this number, which the poller does not watch.
             assert!(!poller.is_watching(fd, Token(1), Interest::READ), "{name}");
         }
         right.write_all(b"x").unwrap();
@@ -415,8 +415,8 @@ extern "C" fn ignore(_signal: libc::c_int) {}
 
 #[test]
 fn a_signal_interrupts_a_wait() {
-    // SAFETY: the action is plain data with a handler that does nothing. No other test uses SIGURG, which is ignored by
-    // default.
+    // SAFETY: the action is plain data with a handler that does nothing. No other test depends on SIGURG, which is
+    // ignored by default.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as libc::sighandler_t;

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # module -> the function to call after each import of the module, once the module's names have been replaced
 _calls: dict[str, Callable[[Any], None]] = {}
-# The modules that _Finder is looking for now. It ignores these, so that the other finders find them.
+# The modules for which _Finder is asking the other finders now. Asked for one of these, it finds nothing itself.
 _finding: set[str] = set()
 # Held while _Finder changes its place in sys.meta_path.
 _moving = real_rlock()

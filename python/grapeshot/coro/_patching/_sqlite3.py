@@ -12,9 +12,9 @@ has changed nothing when it finds the database locked. These calls can be repeat
   this one is repeated. (In a transaction, only the first statement of an ``executemany`` can find it locked.)
 - A commit that finds the database locked leaves the transaction open, so it can be repeated.
 
-A statement outside of a transaction cannot be repeated if it calls functions of the program or returns rows
-(``RETURNING``): a repetition would call or return them a second time. In this case the coro waits until it can lock the
-database, unlocks it, and executes the statement at once, with the connection's own timeout.
+A statement that changes data outside of a transaction cannot be repeated if it calls functions of the program or
+returns rows (``RETURNING``): a repetition would call or return them a second time. In this case the coro waits until it
+can lock the database, unlocks it, and executes the statement at once, with the connection's own timeout.
 
 If waiting would be a deadlock, SQLite does not wait. (For example, a transaction that has read something wants to
 write, while another one waits for all readers to end.) Such a call takes less than the millisecond, and its error is
@@ -212,7 +212,7 @@ def _owner_of(cursor: Cursor) -> Connection | None:
     try:
         connection: Any = cursor.connection
     except sqlite3.ProgrammingError:
-        # The original raises the error.
+        # The caller then calls sqlite3's own method, which raises the error.
         return None
     return connection if isinstance(connection, Connection) else None
 
@@ -412,7 +412,7 @@ class Connection(sqlite3.Connection):
                 self._note_timeout()
 
     def _run_statements(self, cursor: Cursor, script: str) -> Any:
-        """Run a script as a coro, one statement after the other."""
+        """Run a script one statement after the other. If the database is locked, only this coro waits."""
         if "\0" in script or self._has_functions or "busy_timeout" in script.lower():
             return self._run_script(cursor, script)
         if self._is_legacy() and self.in_transaction:

@@ -117,9 +117,8 @@ def _alike_added_up(owners: Sequence[OwnerRow]) -> list[OwnerRow]:
 
 def _top(rows: Sequence[Any], sort: str) -> list[Any]:
     """Return the rows, the largest values first. Owners have no ``own_`` times; their full times are used."""
-    return sorted(
-        rows, key=lambda row: getattr(row, sort, None) or getattr(row, sort.removeprefix("own_")), reverse=True
-    )
+    full = sort.removeprefix("own_")
+    return sorted(rows, key=lambda row: getattr(row, sort if hasattr(row, sort) else full), reverse=True)
 
 
 def _is_named(row: OwnerRow, name: str) -> bool:
@@ -127,7 +126,7 @@ def _is_named(row: OwnerRow, name: str) -> bool:
 
 
 class Profile:
-    """The results of a profile. It is empty until the profile has ended."""
+    """The results of a run of the profiler. They are empty until the run has ended."""
 
     def __init__(self) -> None:
         self.python = platform.python_version()
@@ -193,8 +192,8 @@ class Profile:
         """Return a text with two tables, of functions and of owners, sorted by ``sort``, and the profiler's own cost.
 
         Each table has at most ``limit`` rows. Coros and tasks whose names differ only in their numbers share a row;
-        with ``each``, every one has a row of its own. With ``owner``, the name of a coro, task, thread or shared row,
-        the table of functions covers only that owner.
+        with ``each``, every one has a row of its own. ``owner`` is the name of a coro, task, thread or shared row; if
+        it is given, the table of functions covers only that owner.
         """
         if sort not in SORTS:
             raise ValueError(f"sort must be one of {', '.join(SORTS)}, not {sort!r}")
