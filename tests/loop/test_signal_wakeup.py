@@ -472,10 +472,11 @@ def test_others_keep_their_wakeup_fd_when_a_loop_ends_in_another_thread(loop_kin
     run(close, loop)
     for _ in range(3):
         seen = []
-        other.add_signal_handler(signal.SIGUSR1, seen.append, 1)
+        other.add_signal_handler(signal.SIGUSR1, lambda: (seen.append(1), other.stop()))
         os.kill(os.getpid(), signal.SIGUSR1)
-        other.call_later(0.001, other.stop)
+        late = other.call_later(30, other.stop)
         other.run_forever()
+        late.cancel()
         assert seen == [1], seen
     other.close()
     assert signal.set_wakeup_fd(-1) == -1
