@@ -107,15 +107,15 @@ def remarks(result: dict[str, Any]) -> list[str]:
                 )
             if speedup := median(outcome, loop, "speedup"):
                 cpu_us_of_one = median(outcome, loop, "cpu_us_of_one") or 1.0
-                more, more_of_processes = (
-                    (median(outcome, loop, name) or 0.0) / cpu_us_of_one for name in ("cpu_us", "cpu_us_of_processes")
-                )
-                lines.append(
+                more = (median(outcome, loop, "cpu_us") or 0.0) / cpu_us_of_one
+                line = (
                     f"{outcome['title']}, on {loop}: two loops serve {speedup:.2f} times as many requests as one, "
-                    f"with {more:.2f} times the CPU per request. Two processes serve "
-                    f"{median(outcome, loop, 'speedup_of_processes') or 0.0:.2f} times as many, with "
-                    f"{more_of_processes:.2f} times the CPU."
+                    f"with {more:.2f} times the CPU per request."
                 )
+                if of_processes := median(outcome, loop, "speedup_of_processes"):
+                    more = (median(outcome, loop, "cpu_us_of_processes") or 0.0) / cpu_us_of_one
+                    line += f" Two processes serve {of_processes:.2f} times as many, with {more:.2f} times the CPU."
+                lines.append(line)
             if early := total(outcome, loop, "early"):
                 of = total(outcome, loop, "sleeps")
                 lines.append(f"{outcome['title']}, on {loop}: {early:,.0f} of {of:,.0f} sleeps ended too early.")
