@@ -19,6 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @functools.cache
+def has_gil() -> bool:
+    """Whether only one thread of this interpreter runs at a time."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
 def cores() -> tuple[int | None, int | None]:
     """Return a core for the server and one for the load, or (None, None) if there is only one core or if this system
     cannot pin processes.

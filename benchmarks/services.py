@@ -11,7 +11,6 @@ import contextlib
 import functools
 import py_compile
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from benchmarks import daemons, tools
 from benchmarks._load import MeasurementError, Server, UnsupportedError, load_beside, run_load
 from benchmarks._loops import RAW
-from benchmarks._machine import ROOT
+from benchmarks._machine import ROOT, has_gil
 from benchmarks.measure import (
     KIB,
     Bound,
@@ -216,7 +215,7 @@ def _two_loops(name: str, kind: str, style: str, title: str, unit: str, *options
         return own_sample("threads", kind, loop, "--loop", loop, *arguments, is_pinned=False)
 
     def prepare(loops: Sequence[str], settings: Settings) -> tuple[dict[str, Any], Measure]:
-        if getattr(sys, "_is_gil_enabled", lambda: True)():
+        if has_gil():
             raise UnsupportedError("threads run side by side only in a free-threaded interpreter")
         # Compile the module before the measured process imports it: only then are its constants immortal (see the end
         # of the module).

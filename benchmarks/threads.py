@@ -24,13 +24,13 @@ import importlib
 import itertools
 import multiprocessing
 import socket
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, cast
 
 from benchmarks._loops import loop_factory, print_outcome
+from benchmarks._machine import has_gil
 from benchmarks.daemons import free_port
 
 Loop = asyncio.AbstractEventLoop
@@ -251,7 +251,7 @@ def _total(rates: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def echo(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[str, float]:
-    if getattr(sys, "_is_gil_enabled", lambda: True)():
+    if has_gil():
         raise NotImplementedError("the GIL is enabled")
     one, cpu_us_of_one = _rate(factory, 1, args)
     two, cpu_us = _rate(factory, 2, args)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks._load import MeasurementError, UnsupportedError
+from benchmarks._machine import has_gil
 from benchmarks.coros.hubs import HUBS
 from benchmarks.coros.styles import TASKS
 from benchmarks.measure import Bound, Case, Measure, Sample, Wall, own_sample
@@ -47,7 +47,7 @@ def _on_hubs(kind: str, title: str) -> Case:
         return own_sample("coros.programs", kind, style, *options, is_pinned=False)
 
     def prepare(styles: Sequence[str], settings: CoroSettings) -> tuple[dict[str, Any], Measure]:
-        if getattr(sys, "_is_gil_enabled", lambda: True)():
+        if has_gil():
             raise UnsupportedError("threads run side by side only in a free-threaded interpreter")
         return {}, measure
 

@@ -7,9 +7,10 @@ start and the end of both threads, which take about 1 ms of the 50 ms or more th
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
+
+from benchmarks._machine import has_gil
 
 HUBS = 2
 # The number of threads on all hubs together, and how often each of them yields.
@@ -84,7 +85,7 @@ def measure(kind: str, style: str, cpu_s: float) -> dict[str, float]:
 
     Raises NotImplementedError on an interpreter with the GIL.
     """
-    if getattr(sys, "_is_gil_enabled", lambda: True)():
+    if has_gil():
         raise NotImplementedError("the GIL is enabled")
     take, (on_hubs, functions) = KINDS[kind], STYLES[style]()
     take(on_hubs, *functions)

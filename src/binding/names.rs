@@ -46,8 +46,8 @@ macro_rules! kept {
             /// `_asyncio._get_running_loop`, from 3.14 on. None in earlier versions, in which each call of it makes a
             /// system call (`getpid`).
             pub(crate) get_running_loop: Option<Kept>,
-            /// What a future without callbacks needs of its loop: `get_debug()`, which returns False.
-            pub(crate) loop_of_done_future: Kept,
+            /// `{"loop": ...}` with what a future without callbacks needs of its loop: `get_debug()`, which returns False.
+            pub(crate) done_future_kwargs: Kept,
             /// `"type"`, which is a keyword of Rust and so cannot be the name of a field.
             pub(crate) type_keyword: Kept,
             /// `"loop"`, also a keyword of Rust.
@@ -72,10 +72,11 @@ macro_rules! kept {
                     } else {
                         None
                     },
-                    loop_of_done_future: {
-                        let kwargs = [("get_debug", py.get_type::<PyBool>())].into_py_dict(py)?;
+                    done_future_kwargs: {
+                        let attributes = [("get_debug", py.get_type::<PyBool>())].into_py_dict(py)?;
                         let namespace = py.import("types")?.getattr("SimpleNamespace")?;
-                        Kept::new(&namespace.call((), Some(&kwargs))?)
+                        let part_of_loop = namespace.call((), Some(&attributes))?;
+                        Kept::new([("loop", part_of_loop)].into_py_dict(py)?.as_any())
                     },
                     no_args: Kept::new(PyTuple::empty(py).as_any()),
                     type_keyword: Kept::new(PyString::intern(py, "type").as_any()),

@@ -22,7 +22,6 @@ use super::fiber::{Fiber, SharedSlot, describe_overflow};
 use super::pulse::{OwnPulse, default_limit_ns, late_after};
 use super::pystate::{Chunks, PyState, Relinked, Suspended, ThreadStateRoot};
 use super::reprs::ReprList;
-use super::scheduler::prefetch_stack;
 use super::slots::Slots;
 use super::stamps::Stamps;
 use super::thread_locals::Search;
@@ -500,10 +499,8 @@ impl Runtime {
             unsafe { fiber.state.instrument(coro.py())? };
             return Ok(pointer);
         }
-        if let Some(saved) = &fiber.saved {
-            // The data arrives while the other stack is copied away.
-            prefetch_stack(saved, fiber.innermost);
-        }
+        // The data arrives while the other stack is copied away.
+        fiber.prefetch_stack();
         self.evict(shared).ok_or_else(no_memory)?;
         if let Some(saved) = fiber.saved.take() {
             // SAFETY: the slot is free, and the bytes were taken out of it.

@@ -17,7 +17,6 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use grapeshot_core::arch;
-use grapeshot_core::stack::Saved;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -51,7 +50,9 @@ pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
         if !runtime.current.get().is_null() || coro.thread.get() != runtime.thread || !pystate::may_run() {
             return refuse(runtime, coro);
         }
-        prefetch_next_fiber(coro);
+        if let Some(reactor) = reactor_of(coro) {
+            prefetch_fiber(reactor, 0);
+        }
         match runtime.install(coro, run_on_stack) {
             Ok(fiber) => {
                 if runtime.options.late_ns.get() != 0 {
@@ -216,47 +217,37 @@ pub(super) fn queue(coro: Coro<'_>) {
 /// If the ready queue has this many entries, the data of a queued coro does not stay in the near caches until its turn
 /// comes.
 const MIN_PREFETCHED: usize = 32;
-/// At most this much of a stack is prefetched. When the copy starts, the hardware prefetches the rest by itself.
-const MAX_PREFETCHED_LEN: usize = 1024;
-const LINE_LEN: usize = 64;
 
 /// Prefetches data that the next coros in the ready queue will use, while the running one makes a system call. This
 /// takes two calls for each coro: the first one prefetches its fiber, so that the second one can follow the fiber's
 /// pointers without waiting for memory.
 #[inline]
 pub(super) fn prefetch_next(reactor: &Reactor) {
-    if reactor.ready.len() >= MIN_PREFETCHED {
-        if let Some(fiber) = ready_fiber(reactor, 1) {
-            prefetch(fiber.cast(), size_of::<Fiber>());
-        }
-        if let Some(fiber) = ready_fiber(reactor, 0) {
-            // SAFETY: the fiber of a coro that is ready, so no other code uses it.
-            let (saved, innermost) = unsafe { ((*fiber).saved.as_ref(), (*fiber).innermost) };
-            if let Some(saved) = saved {
-                prefetch_stack(saved, innermost);
-            }
-        }
+    prefetch_fiber(reactor, 1);
+    if reactor.ready.len() >= MIN_PREFETCHED
+        && let Some(fiber) = ready_fiber(reactor, 0)
+    {
+        // SAFETY: the fiber of a coro that is ready, so no other code uses it.
+        unsafe { (*fiber).prefetch_stack() };
     }
 }
 
-/// Prefetches the fiber of the coro that runs after this one.
+/// The reactor of the coro's loop.
 #[inline]
-fn prefetch_next_fiber(coro: Coro<'_>) {
-    if let Some(event_loop) = coro.event_loop.get(coro.py()) {
-        let reactor = LoopObject::of(&event_loop).reactor();
-        if reactor.ready.len() >= MIN_PREFETCHED
-            && let Some(fiber) = ready_fiber(reactor, 0)
-        {
-            prefetch(fiber.cast(), size_of::<Fiber>());
-        }
-    }
+pub(super) fn reactor_of(coro: Coro<'_>) -> Option<&Reactor> {
+    // SAFETY: null, or the loop, which a coro keeps alive from its start to its end.
+    let event_loop = unsafe { coro.event_loop.as_ptr().cast::<LoopObject>().as_ref() };
+    event_loop.map(LoopObject::reactor)
 }
 
-/// Prefetches a saved stack and its innermost frame.
+/// Prefetches the fiber of a queued coro, if many coros are queued.
 #[inline]
-pub(super) fn prefetch_stack(saved: &Saved, innermost: *const u8) {
-    prefetch(saved.as_ptr(), saved.len_bytes().min(MAX_PREFETCHED_LEN));
-    prefetch(innermost, 2 * LINE_LEN);
+fn prefetch_fiber(reactor: &Reactor, offset: usize) {
+    if reactor.ready.len() >= MIN_PREFETCHED
+        && let Some(fiber) = ready_fiber(reactor, offset)
+    {
+        Fiber::prefetch(fiber);
+    }
 }
 
 /// The fiber of the coro at position `offset` in the ready queue, if that entry is a coro with a fiber.
@@ -266,13 +257,6 @@ fn ready_fiber(reactor: &Reactor, offset: usize) -> Option<*mut Fiber> {
     // SAFETY: a coro, which the queue keeps alive; nothing else runs here.
     let fiber = unsafe { (*object.cast::<CoroObject>()).fiber.get() };
     (!fiber.is_null()).then_some(fiber)
-}
-
-#[inline]
-fn prefetch(start: *const u8, len_bytes: usize) {
-    for offset in (0..len_bytes).step_by(LINE_LEN) {
-        arch::prefetch(start.wrapping_add(offset));
-    }
 }
 
 /// Makes a new, waiting or yielding coro ready. A waiting one is removed from the queue in which it waits. Does nothing

@@ -147,17 +147,10 @@ impl LoopObject {
         self.soon(callback, &[awaited], context)
     }
 
-    /// Makes the future that `soon_after_wait` passes to tasks, unless it exists. This happens before a run, because a
-    /// wake-up that fails would be lost.
+    /// Makes the future that `soon_after_wait` passes to tasks. This happens before a run, because a wake-up that fails
+    /// would be lost.
     pub(super) fn make_done_future(&self, py: Python<'_>) -> PyResult<()> {
-        if self.done_future.is_set() {
-            return Ok(());
-        }
-        let kwargs = new_objects::dict(py)?;
-        kwargs.set_item(
-            names(py).loop_keyword.bind(py),
-            names(py).loop_of_done_future.bind(py),
-        )?;
+        let kwargs = names(py).done_future_kwargs.bind(py).cast_into::<PyDict>()?;
         let future = names(py).future_type.bind(py).call((), Some(&kwargs))?;
         future.call_method1(names(py).set_result.bind(py).cast::<PyString>()?, (py.None(),))?;
         self.done_future.set(future);

@@ -42,6 +42,8 @@ else:
 
 # The values of _wait's argument `direction`.
 READ, WRITE, CONNECT = 0, 1, 2
+# The flag of calls that must not wait.
+AT_ONCE = socket.MSG_DONTWAIT
 
 _START_CONNECT: Callable[[socket.socket, Any], int] = socket.socket.connect_ex
 _UNDER_WAY = frozenset((errno.EINPROGRESS, errno.EALREADY, errno.EINTR))
@@ -51,7 +53,6 @@ _CONNECT_TELLS = sys.platform == "linux"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 # Flags of calls that do not receive the data of the stream.
 _NOT_DATA = socket.MSG_OOB | getattr(socket, "MSG_ERRQUEUE", 0)
-_AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
 # The most bytes that a call with arguments of an unusual form gets of the data that was put back.
 _MAX_LEN = 65536
 _RECV: Callable[..., bytes] = socket.socket.recv
@@ -190,7 +191,7 @@ class CoroSocket(_Native):
             if isinstance(flags, int) and flags & (socket.MSG_PEEK | socket.MSG_WAITALL):
                 # These calls want as much as there is.
                 with contextlib.suppress(OSError):
-                    data += _RECV(self, _MAX_LEN, socket.MSG_PEEK | _AT_ONCE)
+                    data += _RECV(self, _MAX_LEN, socket.MSG_PEEK | AT_ONCE)
             near, far = _socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 near.settimeout(0)
@@ -205,7 +206,7 @@ class CoroSocket(_Native):
             if not flags & socket.MSG_PEEK:
                 self._take_unread(min(count, len(unread)))
                 if count > len(unread):
-                    _RECV(self, count - len(unread), _AT_ONCE)
+                    _RECV(self, count - len(unread), AT_ONCE)
         if self.family == socket.AF_UNIX and method.startswith(("recvfrom", "recvmsg")):
             with contextlib.suppress(OSError):  # not connected any more
                 result = (*result[:-1], self.getpeername() or None)

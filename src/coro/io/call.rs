@@ -20,10 +20,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::socket::Socket;
-use super::wait::{Target, Wait, reactor_of};
+use super::wait::{Target, Wait};
 use crate::binding::args::Args;
 use crate::coro::coroutine::{Coro, Outcome};
-use crate::coro::{runtime, scheduler, suspension};
+use crate::coro::scheduler::{self, reactor_of};
+use crate::coro::{runtime, suspension};
 use crate::event_loop::progress::{Attempt, Progress, WaitReason};
 use crate::event_loop::reactor::{Direction, Reactor};
 

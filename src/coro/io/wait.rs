@@ -19,12 +19,13 @@ use crate::binding::spin_lock::SpinLock;
 use crate::binding::{HAS_GIL, current_thread, errors};
 use crate::coro::coroutine::{Coro, CoroObject, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
+use crate::coro::scheduler::{self, reactor_of};
 use crate::coro::suspension;
 use crate::coro::sync::{Deadline, Limit};
-use crate::coro::{interruption, scheduler, threads};
+use crate::coro::{interruption, threads};
 use crate::event_loop::progress::Progress;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::{Descriptors, Direction, Reactor, Watcher};
+use crate::event_loop::reactor::{Descriptors, Direction, Watcher};
 use crate::event_loop::source::DeferredCall;
 use crate::event_loop::watching;
 
@@ -313,14 +314,6 @@ impl Wait {
 #[cold]
 fn timed_out() -> PyErr {
     PyTimeoutError::new_err("timed out")
-}
-
-/// The reactor of the coro's loop.
-#[inline]
-pub(super) fn reactor_of(coro: Coro<'_>) -> Option<&Reactor> {
-    // SAFETY: null, or the loop, which a coro keeps alive from its start to its end.
-    let event_loop = unsafe { coro.event_loop.as_ptr().cast::<LoopObject>().as_ref() };
-    event_loop.map(LoopObject::reactor)
 }
 
 /// Enters the coro into the fd table of its loop.

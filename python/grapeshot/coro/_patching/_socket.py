@@ -14,7 +14,7 @@ import types
 
 from grapeshot.coro._countdown import Countdown
 from grapeshot.coro._errors import ClosedError, SimultaneousError
-from grapeshot.coro._socket_base import READ, WRITE, CoroSocket
+from grapeshot.coro._socket_base import AT_ONCE, READ, WRITE, CoroSocket
 
 from . import _originals, _socket_numbers, _waits
 from ._file_objects import Pair, Reader, SocketFile, Text, Writer
@@ -32,7 +32,6 @@ _wait, _setblocking = CoroSocket._wait, CoroSocket.setblocking
 _fileno, _detach = CoroSocket.fileno, CoroSocket.detach
 # The class below socket.socket. Its methods never wait on a patched socket, because the descriptor is nonblocking.
 _plain = _socket.socket
-_AT_ONCE = _module.MSG_DONTWAIT
 # The module `io` as makefile() sees it, with our file classes.
 _files = types.ModuleType("io", io.__doc__)
 vars(_files).update(vars(io), BufferedReader=Reader, BufferedWriter=Writer, BufferedRWPair=Pair, TextIOWrapper=Text)
@@ -40,7 +39,7 @@ vars(_files).update(vars(io), BufferedReader=Reader, BufferedWriter=Writer, Buff
 
 def _is_at_once(flags: Any) -> bool:
     """Whether the flags of a call say that it must not wait."""
-    return isinstance(flags, int) and bool(flags & _AT_ONCE)
+    return isinstance(flags, int) and bool(flags & AT_ONCE)
 
 
 def _as_tuple(items: Any) -> Any:
@@ -203,7 +202,7 @@ class SharedWaits(CoroSocket):
         with memoryview(data) as view, view.cast("B") as octets:
             while sent < len(octets):
                 try:
-                    sent += _plain.send(self, octets[sent:], flags | _AT_ONCE)
+                    sent += _plain.send(self, octets[sent:], flags | AT_ONCE)
                 except BlockingIOError:
                     if self.gettimeout() == 0 or _is_at_once(flags):
                         raise
