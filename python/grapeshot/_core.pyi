@@ -65,6 +65,7 @@ __all__ = [
     "_coro_is_on_loop",
     "_coro_latency_hint",
     "_coro_live",
+    "_coro_live_tasks",
     "_coro_monotonic",
     "_coro_new",
     "_coro_note_collection",
@@ -80,7 +81,6 @@ __all__ = [
     "_coro_set_exception_notifier",
     "_coro_set_hooks",
     "_coro_set_latency_limit",
-    "_coro_set_registry",
     "_coro_set_selfishness",
     "_coro_set_stack_slots",
     "_coro_set_switch_stamps",
@@ -1365,14 +1365,6 @@ class Coro(Generic[_T_co]):
     def _failure_unseen(self) -> BaseException | None:
         """Like ``_failure``, but None if the exception was retrieved before."""
 
-def _coro_set_registry(
-    registry: set[Any] | None, register: Callable[[Any], object], unregister: Callable[[Any], object], /
-) -> None:
-    """Use ``registry``, the set of weak references in which asyncio finds tasks of other types than its own.
-
-    If it is None, ``register`` and ``unregister`` are called instead.
-    """
-
 @disjoint_base
 class semaphore:  # noqa: N801
     """A number of permits, ``value`` at first. Coros get them in the order in which they asked.
@@ -1933,6 +1925,9 @@ def _coro_end_sleep(coro: Coro[Any], /) -> None:
 
 def _coro_live() -> list[Any]:
     """Return the coros of this thread that have started and not ended."""
+
+def _coro_live_tasks() -> list[Any]:
+    """Return the live coros of all threads, except those that stand for daemon threads."""
 
 def _coro_set_switch_stamps(on: bool, /) -> None:
     """Set whether the times of switches are recorded, in all threads."""

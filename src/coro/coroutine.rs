@@ -16,7 +16,7 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -103,7 +103,7 @@ pub(super) struct CoroObject {
     /// Whether this coro hides the loop. In such a coro, asyncio's functions see no running loop.
     pub(super) hides_loop: Cell<bool>,
     /// The coro stands for a daemon thread: nothing waits for its end.
-    pub(super) is_daemon: Cell<bool>,
+    is_daemon: AtomicBool,
     /// The coro is a daemon that did not end when it was shut down. It is not shut down again.
     pub(super) is_given_up: Cell<bool>,
     /// Interruptions do not end the coro's waits for locks of `threads`, except for waits with a time limit.
@@ -138,6 +138,15 @@ impl CoroObject {
     #[inline]
     pub(super) fn is_done(&self) -> bool {
         self.status.get() == Status::Done
+    }
+
+    /// Any thread may ask.
+    pub(super) fn is_daemon(&self) -> bool {
+        self.is_daemon.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn make_daemon(&self) {
+        self.is_daemon.store(true, Ordering::Relaxed);
     }
 
     /// Fails with `ScheduleError` unless the coro belongs to this thread.

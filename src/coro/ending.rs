@@ -38,7 +38,7 @@ pub(super) fn shut_down(
     let is_inside = current(py).is_some();
     for round in 0..rounds {
         left = 0;
-        for object in with_runtime(|runtime| runtime.live(py)) {
+        for object in with_runtime(|runtime| runtime.live.all(py)) {
             let coro = scheduler::coro_of(&object);
             let is_meant =
                 event_loop.is_none_or(|event_loop| coro.event_loop.as_ptr() == event_loop.as_ptr());
@@ -65,7 +65,7 @@ pub(super) fn shut_down(
 
 /// Whether the coro is a daemon that has been abandoned, because it did not end in the rounds so far.
 fn is_given_up(coro: Coro<'_>, round: usize) -> bool {
-    if coro.is_daemon.get() && round >= DAEMON_ROUNDS {
+    if coro.is_daemon() && round >= DAEMON_ROUNDS {
         coro.is_given_up.set(true);
     }
     coro.is_given_up.get()

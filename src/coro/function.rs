@@ -16,7 +16,6 @@ use super::hooks;
 use super::interruption::raise_pending;
 use super::notifier::{self, report};
 use super::runtime::{Runtime, with_runtime};
-use super::tasks;
 use crate::binding::errors;
 use crate::binding::native_type::{This, with_critical_section};
 use crate::event_loop::coroutine::raised;
@@ -135,7 +134,6 @@ pub(super) fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     let py = coro.py();
     runtime.dismantle(coro);
     let is_child = runtime.is_forked.replace(false);
-    tasks::unregister(coro);
     let kept = runtime.leave(coro);
     // Other threads may read the coro's attributes now.
     let (context, callbacks) =

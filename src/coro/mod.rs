@@ -37,6 +37,7 @@ mod hooks;
 mod interruption;
 mod io;
 mod latency;
+mod live;
 mod methods;
 mod notifier;
 mod profiling;

@@ -19,6 +19,7 @@ use pyo3::prelude::*;
 
 use super::coroutine::{Coro, CoroObject};
 use super::fiber::{Fiber, SharedSlot, describe_overflow};
+use super::live::LiveCoros;
 use super::pulse::{OwnPulse, default_limit_ns, late_after};
 use super::pystate::{Chunks, PyState, Relinked, Suspended, ThreadStateRoot};
 use super::reprs::ReprList;
@@ -75,10 +76,8 @@ pub(super) struct Runtime {
     has_alternate: Cell<bool>,
     pool: RefCell<Pool>,
     chunks: RefCell<Chunks>,
-    /// Owned references to the coros that have started and not ended. A free entry is null; `free_places` has its
-    /// index.
-    live: RefCell<Vec<*mut ffi::PyObject>>,
-    free_places: RefCell<Vec<usize>>,
+    /// The coros that have started and not ended.
+    pub(super) live: LiveCoros,
     pub(super) stats: Stats,
     pub(super) stamps: Stamps,
     pub(super) options: Options,
@@ -210,8 +209,7 @@ impl Runtime {
             has_alternate: Cell::new(false),
             pool: RefCell::new(Pool::new()),
             chunks: RefCell::new(Chunks::new(size_of::<Fiber>())),
-            live: RefCell::new(Vec::new()),
-            free_places: RefCell::new(Vec::new()),
+            live: LiveCoros::default(),
             stats: Stats::default(),
             stamps: Stamps::default(),
             options: Options {
@@ -271,30 +269,6 @@ impl Runtime {
         self.ending.get() != 0
     }
 
-    /// New references to all coros that have started and not ended.
-    pub(super) fn live<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
-        let live = self.live.borrow();
-        live.iter()
-            .filter(|object| !object.is_null())
-            // SAFETY: the table holds a reference to each.
-            .map(|object| unsafe { Bound::from_borrowed_ptr(py, *object) })
-            .collect()
-    }
-
-    pub(super) fn live_count(&self) -> usize {
-        self.live.borrow().len() - self.free_places.borrow().len()
-    }
-
-    /// The number of live coros of one loop.
-    pub(super) fn live_count_of(&self, event_loop: *mut ffi::PyObject) -> usize {
-        let live = self.live.borrow();
-        let of_loop = live.iter().filter(|object| {
-            // SAFETY: the table holds a reference to each coro in it. Only the pointer to the coro's loop is read.
-            !object.is_null() && unsafe { &*object.cast::<CoroObject>() }.event_loop.as_ptr() == event_loop
-        });
-        of_loop.count()
-    }
-
     /// Where the stack of a coro of this thread is; None before its first run and after its end. `is_running`: the coro
     /// is the caller, so its stack is the current one.
     pub(super) fn stack_report(&self, coro: Coro<'_>, is_running: bool) -> Option<StackReport> {
@@ -342,17 +316,7 @@ impl Runtime {
 
     /// Adds a coro that has been started to the table of live coros.
     pub(super) fn enter(&self, coro: Coro<'_>) {
-        let object = coro.to_bound().into_ptr();
-        let place = self.free_places.borrow_mut().pop();
-        let mut live = self.live.borrow_mut();
-        let place = if let Some(place) = place {
-            live[place] = object;
-            place
-        } else {
-            live.push(object);
-            live.len() - 1
-        };
-        coro.place.set(place);
+        coro.place.set(self.live.add(coro));
         self.stats.started.set(self.stats.started.get() + 1);
         if let Some(counters) = counters_of(&coro) {
             counters.coros_started.add(1);
@@ -366,33 +330,21 @@ impl Runtime {
     pub(super) fn leave<'py>(&self, coro: Coro<'py>) -> Bound<'py, PyAny> {
         self.forgo_stack(coro);
         note_end(&coro);
-        let place = coro.place.get();
-        let object = std::mem::replace(&mut self.live.borrow_mut()[place], ptr::null_mut());
-        self.free_places.borrow_mut().push(place);
-        let mut pool = self.pool.borrow_mut();
-        if !pool.is_empty() && self.live_count() == 0 {
-            pool.clear();
+        let (kept, is_last) = self.live.remove(coro.py(), coro.place.get());
+        if is_last {
+            self.pool.borrow_mut().clear();
         }
-        // SAFETY: the table held a reference since `enter`.
-        unsafe { Bound::from_owned_ptr(coro.py(), object) }
+        kept
     }
 
     /// Removes all coros except the running one from the table and returns the table's references.
     pub(super) fn take_others<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
-        let mut live = self.live.borrow_mut();
-        let mut taken = Vec::new();
-        for (place, object) in live.iter_mut().enumerate() {
-            if object.is_null() || *object == self.current.get() {
-                continue;
-            }
-            self.free_places.borrow_mut().push(place);
-            let object = std::mem::replace(object, ptr::null_mut());
-            // SAFETY: the table held a reference since `enter`, to a coro.
-            let (coro, kept) = unsafe { (&*object.cast::<CoroObject>(), Bound::from_owned_ptr(py, object)) };
-            note_end(coro);
-            taken.push(kept);
+        let others = self.live.remove_others(py, self.current.get());
+        for coro in &others {
+            // SAFETY: the table contains only coros.
+            note_end(unsafe { &*coro.as_ptr().cast() });
         }
-        taken
+        others
     }
 
     /// The slot for the stack of a new coro: one of its own, or one of the thread's slots.

@@ -301,8 +301,9 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
         return Err(PyRuntimeError::new_err("the coro has lost its loop"));
     };
     let limits = &LoopObject::of(&event_loop).reactor().limits;
-    let count = || with_runtime(|runtime| runtime.live_count_of(event_loop.as_ptr()));
-    if let Some(reached) = limits.coros_reached(|| with_runtime(Runtime::live_count), count) {
+    let count = || with_runtime(|runtime| runtime.live.count());
+    let count_of_loop = || with_runtime(|runtime| runtime.live.count_of(event_loop.as_ptr()));
+    if let Some(reached) = limits.coros_reached(count, count_of_loop) {
         return Err(reached.error(coro.py()));
     }
     let probe = &LoopObject::of(&event_loop).reactor().probe;
@@ -312,10 +313,7 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
     if probe.is_debug() {
         coro.to_bound().call_method0("_note_origin")?;
     }
-    with_runtime(|runtime| {
-        runtime.promise_stack(coro)?;
-        tasks::register(coro).inspect_err(|_| runtime.forgo_stack(coro))
-    })?;
+    with_runtime(|runtime| runtime.promise_stack(coro))?;
     with_runtime(|runtime| {
         if !runtime.is_watched.replace(true) {
             hooks::watch_thread(coro.py());

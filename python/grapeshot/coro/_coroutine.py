@@ -25,6 +25,7 @@ from . import _errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
     from typing import Any, TextIO, TypeVar
 
@@ -298,10 +299,29 @@ def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
         raise _errors.TimeoutError(f"coro {coro.name!r} has not ended after {timeout_s:g} seconds")
 
 
-def _find_registry() -> set[Any] | None:
-    """Return the set of weak references in which asyncio keeps tasks that are not its own; None if it has no such set.
+class _TasksAndCoros(weakref.WeakSet["Any"]):
+    """The set in which asyncio keeps tasks that are not its own, with all live coros.
 
-    asyncio offers no public way to get this set. So register a probe, and find the set that then contains the probe.
+    The coros are not added one by one. That would take time for each of them, and loops in different threads would wait
+    for each other to change the set.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+        yield from _core._coro_live_tasks()
+
+    def __len__(self) -> int:
+        return super().__len__() + len(_core._coro_live_tasks())
+
+    def __contains__(self, item: object) -> bool:
+        return super().__contains__(item) or item in _core._coro_live_tasks()
+
+
+def _add_coros_to_tasks() -> None:
+    """Let ``asyncio.all_tasks()`` find all live coros.
+
+    asyncio offers no public way to get the set of tasks that are not its own. So register a probe, and find the set
+    that then contains the probe.
     """
 
     class Probe:
@@ -314,12 +334,12 @@ def _find_registry() -> set[Any] | None:
             # The callback of a WeakSet's references has, as a default argument, a reference to the WeakSet.
             for default in getattr(reference.__callback__, "__defaults__", None) or ():
                 weak_set: Any = default() if isinstance(default, weakref.ref) else None
-                data = getattr(weak_set, "data", None)
-                if type(weak_set) is weakref.WeakSet and type(data) is set and reference in data:
-                    return data
+                if isinstance(weak_set, weakref.WeakSet) and probe in weak_set:
+                    weak_set.__class__ = _TasksAndCoros
+                    return
     finally:
         asyncio._unregister_task(probe)
-    return None
+    raise ImportError("asyncio does not keep its tasks in a WeakSet, so coros cannot be in asyncio.all_tasks()")
 
 
-_core._coro_set_registry(_find_registry(), asyncio._register_task, asyncio._unregister_task)
+_add_coros_to_tasks()

@@ -18,7 +18,7 @@ use crate::binding::rows::{
 };
 use crate::coro::coroutine::{Coro, CoroObject, Status, finalize};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
-use crate::coro::{fiber, interruption, scheduler, tasks};
+use crate::coro::{fiber, interruption, scheduler};
 use crate::event_loop::pyloop::LoopObject;
 
 /// Raises `ScheduleError` unless the coro belongs to this thread.
@@ -189,12 +189,11 @@ fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(none(this.py()))
 }
 
-/// `_make_daemon()`: marks the coro as one that stands for a daemon thread, and removes it from `asyncio.all_tasks()`,
+/// `_make_daemon()`: marks the coro as one that stands for a daemon thread. It is no longer in `asyncio.all_tasks()`,
 /// because code that cancels all tasks and waits for them must not wait for a daemon.
 fn make_daemon<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
-    this.is_daemon.set(true);
-    tasks::unregister(this);
+    this.make_daemon();
     Ok(none(this.py()))
 }
 

@@ -5,7 +5,7 @@ use grapeshot_core::arch;
 use grapeshot_core::sys::signals;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyList, PySet, PyString, PyType};
+use pyo3::types::{PyBool, PyList, PyString, PyType};
 
 use super::coro::check_thread;
 use super::spawn;
@@ -17,8 +17,8 @@ use crate::coro::coroutine::{Coro, Outcome, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::{current as running, with_runtime};
 use crate::coro::{
-    collector, ending, fiber, hooks, latency, notifier, pystate, report, scheduler, suspension, sync, tasks,
-    threads, visibility, watchdog,
+    collector, ending, fiber, hooks, latency, live, notifier, pystate, report, scheduler, suspension, sync,
+    tasks, threads, visibility, watchdog,
 };
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::loop_clock::time_s;
@@ -73,15 +73,6 @@ pub(super) fn begin_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<
         return hooks::wait_for(py, &args).map(Progress::Done);
     }
     suspension::begin_wait(suspension::suspendable(py)?)
-}
-
-/// `_coro_set_registry(set, register, unregister)`: see `tasks::set_registry`.
-pub(super) fn set_registry<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    if let (Some(set), Some(register), Some(unregister)) = (args.get(0), args.get(1), args.get(2)) {
-        let set = (!set.is_none()).then(|| set.cast_into::<PySet>()).transpose()?;
-        tasks::set_registry(set.map(Bound::into_any), register, unregister);
-    }
-    Ok(none(py))
 }
 
 /// Returns the outcome of the wait unchanged.
@@ -149,7 +140,12 @@ pub(super) fn end_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResul
 }
 
 pub(super) fn live<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    Ok(PyList::new(py, with_runtime(|runtime| runtime.live(py)))?.into_any())
+    Ok(PyList::new(py, with_runtime(|runtime| runtime.live.all(py)))?.into_any())
+}
+
+/// `_coro_live_tasks()`: the coros of all threads that are tasks, for `asyncio.all_tasks()`.
+pub(super) fn live_tasks<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
+    live::tasks_of_all_threads(py)
 }
 
 /// `_coro_wait_info(coro)`: `("read", fd)` or `("write", fd)` for a wait on a descriptor. For a wait in a queue,
@@ -303,7 +299,7 @@ pub(super) fn begins_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectRes
         !suspension::is_forked()
     } else {
         let event_loop = tasks::running_loop(py)?;
-        let live = with_runtime(|runtime| runtime.live(py));
+        let live = with_runtime(|runtime| runtime.live.all(py));
         live.iter()
             .any(|object| scheduler::coro_of(object).event_loop.as_ptr() == event_loop.as_ptr())
     };

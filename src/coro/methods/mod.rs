@@ -381,9 +381,9 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         ),
         row!(
             function,
-            functions::set_registry,
-            _coro_set_registry,
-            "Set how coros are added to asyncio.all_tasks()."
+            functions::live_tasks,
+            _coro_live_tasks,
+            "Return the live coros of all threads, except those that stand for daemon threads."
         ),
         row!(
             function,

@@ -19,7 +19,7 @@ pub(super) fn statistics<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult
         dict.set_item("evictions", stats.evictions.get())?;
         dict.set_item("bytes_copied", stats.copied_len.get())?;
         dict.set_item("bytes_saved", stats.saved_len.get())?;
-        dict.set_item("live", runtime.live_count())?;
+        dict.set_item("live", runtime.live.count())?;
         dict.set_item("started", stats.started.get())?;
         dict.set_item("slots", runtime.slots.count())?;
         dict.set_item("evicts_always", runtime.options.evicts_always.get())

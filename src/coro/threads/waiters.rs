@@ -135,7 +135,7 @@ impl Party {
     /// The coro with this id, if it is a live coro of the current thread. It cannot run while this thread blocks.
     fn coro_of_this_thread(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
         let coros = if self.is_coro {
-            runtime::with_runtime(|runtime| runtime.live(py))
+            runtime::with_runtime(|runtime| runtime.live.all(py))
         } else {
             Vec::new()
         };

@@ -9,6 +9,7 @@ import io
 import re
 import sys
 import threading
+import time
 import weakref
 
 import pytest
@@ -149,31 +150,60 @@ def test_all_tasks_has_the_live_coros():
     assert ended.cancelled()
 
 
-def test_all_tasks_if_coros_register_through_asyncios_functions():
-    """Where asyncio's set of tasks has an unknown form, coros register through asyncio's own functions."""
-    from grapeshot import _core
-    from grapeshot.coro._coroutine import _find_registry
+def test_all_tasks_of_a_loop_in_another_thread():
+    """The other thread starts and ends coros while this one asks for them."""
+    loops, ending = [], threading.Event()
 
-    known = _find_registry()
-    assert known is not None
-    functions = asyncio._register_task, asyncio._unregister_task
-    _core._coro_set_registry(None, *functions)
+    def main():
+        waiting = [coro.spawn(coro.wait) for _ in range(3)]
+        for co in waiting:
+            co.set_name("waiting")
+        loops.append(coro.current().get_loop())
+        while not ending.is_set():
+            for _ in range(50):
+                coro.spawn(coro.yield_slice)
+            coro.yield_slice()
+        for co in waiting:
+            co.shutdown()
+
+    thread = threading.Thread(target=coro.run, args=(main,))
+    thread.start()
     try:
-        test_all_tasks_has_the_live_coros()
+        while not loops:
+            time.sleep(0.001)
+        for _ in range(200):
+            names = [task.get_name() for task in asyncio.all_tasks(loops[0])]
+            assert names.count("waiting") == 3
     finally:
-        _core._coro_set_registry(known, *functions)
+        ending.set()
+        thread.join()
+    assert not asyncio.all_tasks(loops[0])
+
+
+def test_asyncios_set_of_tasks_contains_coros():
+    """Some programs read the set itself."""
+    tasks = asyncio.tasks._scheduled_tasks if sys.version_info >= (3, 12) else asyncio.tasks._all_tasks
+
+    async def main():
+        before = len(tasks)
+        co = coro.spawn(coro.wait)
+        assert co in tasks
+        assert co in list(tasks)
+        assert len(tasks) == before + 1
+        co.shutdown()
+        await asyncio.wait([co])
+        assert co not in tasks
+        assert len(tasks) == before
+
+    grapeshot.run(main())
 
 
 def test_ended_coros_leave_nothing_behind():
-    from grapeshot.coro._coroutine import _find_registry
-
-    registry = _find_registry()
-
     def fail():
         raise ValueError
 
     async def main():
-        before = len(registry)
+        before = len(asyncio.all_tasks())
         for fn in (int, fail, coro.yield_slice):
             co = coro.spawn(fn)
             await asyncio.wait([co])
@@ -182,7 +212,7 @@ def test_ended_coros_leave_nothing_behind():
             del co
             await asyncio.sleep(0)
             assert reference() is None
-        assert len(registry) == before
+        assert len(asyncio.all_tasks()) == before
 
     gc.disable()
     try:
