@@ -76,8 +76,8 @@ demo: $(VENV)/.build ## serve an aiohttp application, load it, compare with asyn
 
 # ---------------------------------------------------------------- check
 
-# The extension is built while the lint and the Rust tests run: its linker uses only one core, and lint and tests have
-# other build directories.
+# The extension is built while the lint and the Rust tests run. That saves time, because its linker uses only one core.
+# The lint and the tests need not wait for the build, because they have build directories of their own.
 test: $(VENV)/.dev $(VENV)/.build ## all checks: lint, Rust tests, Python tests, CPython's own tests
 	@$(MAKE) --no-print-directory build & building=$$!; \
 	  $(MAKE) --no-print-directory lint test-rust && wait $$building || { kill $$building 2>/dev/null; exit 1; }
@@ -87,7 +87,7 @@ test-rust: ## the Rust tests: grapeshot-core, which does not need Python, and th
 	$(CARGO) test --quiet -p grapeshot-core
 	$(CARGO) test --quiet --manifest-path $(LOADGEN)
 
-models: ## check the models of the protocols between threads with loom (.ci/soak does so, too)
+models: ## use loom to check the models of the protocols between threads (.ci/soak does so, too)
 	$(MODELS_ENV) $(CARGO) clippy --quiet --lib --tests --manifest-path $(RUST_MODELS) -- $(WARNINGS)
 	$(MODELS_ENV) $(CARGO) test --quiet --manifest-path $(RUST_MODELS)
 
@@ -159,7 +159,7 @@ callgrind: $(VENV)/.dev build ## count the instructions of an echo, call_soon an
 docs: $(VENV)/.dev build ## build the site in build/docs/html: pages, and the reference from docstrings; warnings are errors
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d build/docs/doctrees . build/docs/html
 
-wheel: ## build, audit and test the sdist, and a wheel for each CPython that is found, in dist/ (ARGS=3.13: only one)
+wheel: ## build in dist/ the sdist and a wheel for each CPython that is found; audit and test them (ARGS=3.13: only one)
 	.ci/wheel $(ARGS)
 
 pgo: venv ## build the extension in python/grapeshot, optimized with a profile of the benchmark's cases

@@ -1,5 +1,5 @@
-//! Exposes the version and the build flags of the interpreter that this build is for (`Py_3_12`, `Py_GIL_DISABLED`,
-//! ...) to this crate's `cfg`, as pyo3 found them. It also lets the C compiler compare the offsets in
+//! Sets pyo3's `cfg` flags (`Py_3_12`, `Py_GIL_DISABLED`, ...) for this crate. They tell the version and the build
+//! flags of the interpreter that this build is for. This script also lets the C compiler compare the offsets in
 //! `src/coro/pystate` with the headers of that interpreter, and passes the signatures in `_core.pyi` to `row!`.
 
 #[path = "build_offsets.rs"]

@@ -14,7 +14,7 @@ use std::fs;
 
 const STUB: &str = "python/grapeshot/_core.pyi";
 
-/// A statement of the stub. It ends with its line, or with the line on which its last bracket is closed.
+/// A statement of the stub: one line, or several if a bracket or a string continues over the end of a line.
 struct Statement<'a> {
     line: usize,
     indent: usize,

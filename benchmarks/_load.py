@@ -25,7 +25,7 @@ from benchmarks._machine import ROOT, child_environment, cores, on_core
 BLOCKING = ("blocking", "patched")
 # Kinds of HTTP servers, in `benchmarks.blocking.web`.
 WEB = ("wsgi", "gunicorn")
-# Kinds of servers in `benchmarks.programs.servers`, which also have styles.
+# Kinds of servers in `benchmarks.programs.servers`. They also have styles instead of loops.
 PROGRAMS = ("gevent-echo", "gevent-pywsgi", "eventlet-echo", "fastapi", "django")
 CRATE = ROOT / "benchmarks" / "loadgen"
 
@@ -77,7 +77,7 @@ def name_libssl() -> None:
 
 @functools.cache
 def check_openssl(version: str | None) -> None:
-    """Print a warning, once, if the raw server uses a different OpenSSL from this interpreter."""
+    """Print a warning, once, if the raw server and this interpreter use different versions of OpenSSL."""
     if version not in (None, ssl.OPENSSL_VERSION):
         print(f"!!! the raw server uses {version}, but Python uses {ssl.OPENSSL_VERSION}", file=sys.stderr, flush=True)
 
@@ -194,8 +194,8 @@ def server_command(kind: str, loop: str, serving: dict[str, object] | None = Non
 
 
 class Server(Child):
-    """A server of benchmarks.servers, benchmarks.blocking or benchmarks.programs, or the raw one. It runs on the
-    server's core, or on the load's core if it is not measured.
+    """A server of benchmarks.servers, benchmarks.blocking or benchmarks.programs, or the raw one. A server that
+    is not measured runs on the load's core, and a measured one on the other core.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ def run_load(mode: str, address: str, **options: object) -> dict[str, Any]:
 
 
 class IdleConnections(Child):
-    """Open connections that stay idle and open until this object is closed. With `touch_size`, each of them first
+    """Connections that stay open and idle until this object is closed. With `touch_size`, each of them first
     exchanges one message of that many bytes.
     """
 

@@ -103,7 +103,7 @@ def print_outcome(measure: Callable[[], Mapping[str, object]]) -> None:
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Return the versions of those packages that are installed, and of OpenSSL."""
+    """Return the versions of the packages (if they are installed) and of OpenSSL."""
     found = {}
     for package in packages:
         try:

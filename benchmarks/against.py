@@ -31,7 +31,7 @@ class Change:
 
 
 def common_peer(before: Outcome, after: Outcome, same: set[str]) -> str | None:
-    """Return the first peer that was measured in the same version both times."""
+    """Return the first peer that was measured in the same version in both comparisons."""
     return next((peer for peer in peers(after) if peer in same and ratio(before, peer)), None)
 
 
@@ -40,7 +40,7 @@ def compared_number(outcome: Outcome, peer: str | None) -> Interval | None:
 
 
 def same_versions(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
-    """Return the peers that have the same version in both. For asyncio, the interpreter's version counts."""
+    """Return the peers with the same version in both comparisons. For asyncio, the interpreter's version counts."""
     found = {name for name, version in after["versions"].items() if before["versions"].get(name) == version}
     return found | ({"asyncio"} if before["machine"]["python"] == after["machine"]["python"] else set())
 

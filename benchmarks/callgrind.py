@@ -1,4 +1,4 @@
-"""Count instructions per echo and per call_soon, with valgrind: `python -m benchmarks.callgrind`.
+"""Count instructions per echo and per call of the loop, with valgrind: `python -m benchmarks.callgrind`.
 
 Each case is counted twice, with few operations and with many. The difference of the instructions, divided by the
 difference of the operations, is the cost of one operation; the start and the end of the process cancel out. Only user
@@ -6,7 +6,7 @@ space is counted (not the kernel's part of an echo). The counts do not depend on
 depend on the versions of the interpreter, the compiler and the libraries. The garbage collector is enabled, and its
 work on a loop's objects is counted.
 
-`--bounds` counts grapeshot in the cases of benchmarks/instructions.toml, and fails if one needs more than its bound.
+`--bounds` counts the cases of benchmarks/instructions.toml on grapeshot, and fails if a case exceeds its bound.
 CPython's cache of type attributes is indexed by the addresses of names and the version tags of types. If two lookups
 of a case share a slot there, each costs some 200 instructions more. A checkout whose path has another length is
 enough to cause that. A count above its bound is therefore repeated with other version tags.
@@ -169,9 +169,9 @@ def fewest(count: Count, bound: float) -> float:
 
 
 def check_bounds(file: Path = BOUNDS) -> int:
-    """Count the cases of `file` for this interpreter. Return 1 if one is above its bound, else 0.
+    """Count the cases of `file` for this interpreter. Return 1 if a case is above its bound, else 0.
 
-    Raises MeasurementError if one cannot be counted.
+    Raises MeasurementError if a case cannot be counted.
     """
     known = tomllib.loads(file.read_text(encoding="utf-8"))
     bounds = known["interpreter"].get(interpreter())

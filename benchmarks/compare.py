@@ -33,7 +33,7 @@ SCHEMA = 3
 RESULTS = ROOT / "benchmarks" / "results"
 # Where uncommitted files go: all runs, the HTML page, and comparisons of only some cases or loops.
 UNCOMMITTED = ROOT / "target" / "bench"
-# Rows stand in one table only if these facts of their machines are the same.
+# Rows can be in one table only if these facts about their machines are the same.
 SAME_MACHINE = ("processor", "cores", "system", "python", "free_threaded")
 # RUNS are enough to decide a row; QUICK_RUNS are enough to see that everything works.
 RUNS, QUICK_RUNS = LEAST_PAIRS, 3
@@ -49,13 +49,13 @@ class Suite:
     # Returns the usable names, and the reason why each of the others is not usable.
     available: Callable[[Iterable[str]], tuple[list[str], dict[str, str]]]
     packages: tuple[str, ...]
-    # Dataclasses with a field `seconds`: the measured time of one run.
+    # `settings`, and `quick` for --quick, are dataclasses. Their field `seconds` is the measured time of one run.
     settings: Any
     quick: Any
     committed: Path
     # Whether a load generator runs, on a core of its own.
     has_load: bool
-    # Texts of the page about this suite: the heading, and how it was measured.
+    # Texts of the page about this suite: the heading, and how the cases were measured.
     page: dict[str, str]
     # The members of `loops` that are shown for reference and do not count as peers.
     references: tuple[str, ...] = ()

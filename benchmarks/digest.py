@@ -73,7 +73,7 @@ def row(outcome: dict[str, Any], *, has_curves: bool = False) -> dict[str, Any]:
 
 
 def wall_name(name: str) -> str:
-    """The name of the second row of a case, which has its wall time."""
+    """The name of a case's second row, which shows the wall time."""
     return f"{name}-wall"
 
 
@@ -88,7 +88,7 @@ def rows(outcome: dict[str, Any], *, has_curves: bool = False) -> list[dict[str,
 
 
 def digest(result: dict[str, Any], *, has_curves: bool = False) -> dict[str, Any]:
-    """A comparison in short, from one with all of its runs."""
+    """Shorten a comparison that still has all of its runs."""
     short = [part for outcome in result["cases"] for part in rows(outcome, has_curves=has_curves)]
     return result | {"cases": short}
 

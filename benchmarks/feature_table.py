@@ -81,7 +81,7 @@ def outcome(why: str | None) -> str:
 
 
 def expected() -> dict[Path, str]:
-    """Return the page, with the text that it must have."""
+    """Return `{page: the text that it must have}`."""
     return {PAGE: page(*load())}
 
 

@@ -1,8 +1,8 @@
 """Find out which features each loop has: `python -m benchmarks.features` (`--help`).
 
-Every probe (benchmarks/probes) runs several times on each of the loops, each time in a new process, and must succeed
-every time. The peers have to be installed (`pip install uvloop zuvloop rloop`); a file is only written if all of them
-took part. `--free-threaded` names a free-threaded interpreter, with the same packages, for the probe that needs one.
+Every probe (benchmarks/probes) runs on each of the loops, each time in a new process, until it fails or has succeeded
+`--rounds` times. The peers have to be installed (`pip install uvloop zuvloop rloop`); without all of them, nothing is
+tested. `--free-threaded` names a free-threaded interpreter, with the same packages, for the probe that needs one.
 feature_table.py makes docs/features.md from the JSON (`make tables`).
 """
 
@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the outcomes to this file")
     parser.add_argument("--free-threaded", help="an interpreter without the GIL that has the same loops")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each probe has to work")
+    parser.add_argument("--rounds", type=int, default=3, help="how many times each probe has to succeed")
     parser.add_argument("--certificate", type=Path, help="a folder with cert.pem and key.pem (default: a new one)")
     parser.add_argument("--probe", nargs=2, metavar=("PROBE", "LOOP"), help="one probe, in this process; no table")
     args = parser.parse_args()

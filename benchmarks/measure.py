@@ -27,8 +27,8 @@ OWN_SAMPLE_S = 300.0
 
 @dataclass(frozen=True)
 class Settings:
-    """The length and the size of one run. Many short runs say more than a few long ones: a process may be slower than
-    others of the same program for as long as it lives, so only a new process is a new sample of this difference.
+    """The length and the size of one run. Many short runs say more than a few long ones: one process of a program may
+    be slower than another for its whole life, and only runs in new processes show how large this difference is.
     """
 
     seconds: float = 0.1

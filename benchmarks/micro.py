@@ -272,7 +272,7 @@ def watch_writer(loop: Loop) -> int:
 
 
 def getaddrinfo_literal(loop: Loop) -> int:
-    """An address that needs no resolving; the answer lists every type of socket."""
+    """Look up a numeric address for every type of socket."""
     return _getaddrinfo(loop, 0)
 
 
@@ -350,7 +350,7 @@ class Stopwatch:
 
 
 def measure(kind: Round, loop: Loop, cpu_s: float) -> dict[str, float]:
-    """Run at least one round, and more until `cpu_s` are spent, after a warm-up of a quarter of `cpu_s`."""
+    """Warm up for a quarter of `cpu_s`. Then run rounds until `cpu_s` are spent, but at least one."""
     warm_up = Stopwatch()
     while warm_up.spent_s() < cpu_s / 4:
         kind(loop)

@@ -1,4 +1,4 @@
-"""One HTML page of one or more comparisons, from their runs: `python -m benchmarks.page RUNS ... --write FILE`.
+"""Make one HTML page from the runs of one or more comparisons: `python -m benchmarks.page RUNS ... --write FILE`.
 
 The page loads nothing: styles and charts are in it, and it has no scripts.
 """

@@ -1,7 +1,7 @@
 """Run pyperformance's asyncio benchmarks on each loop: `python -m benchmarks.pyperf`.
 
 The benchmarks are unchanged. Each of their processes first replaces `asyncio.new_event_loop` with the loop's factory.
-Prints the mean of each benchmark in ms with its standard deviation; `--json` writes a file.
+Prints the mean of each benchmark in ms with its standard deviation. `--json FILE` writes the numbers to a file, too.
 """
 
 from __future__ import annotations

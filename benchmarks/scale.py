@@ -1,8 +1,9 @@
 """Measure what a loop costs at scale, in this process: `python -m benchmarks.scale KIND --loop LOOP`.
 
 - `idle_timers`: a program that does nothing except run 1,000 timers, each of which fires once a second. Prints
-  `{"cpu_ms_per_s": ..., "late_us": median}`: a loop that wakes up less often fires its timers later.
-- `pending_timers`: a timer is set and cancelled while `--count` others wait. Prints `{"cpu_ns": per pair, ...}`.
+  `{"cpu_ms_per_s": ..., "late_us": median}`. A loop can save CPU time by waking up less often, but then its timers fire
+  later.
+- `pending_timers`: a timer is set and cancelled while `--count` others wait. Prints `{"cpu_ns": per timer, ...}`.
 
 A loop that lacks a feature prints `{"unsupported": why}`.
 """

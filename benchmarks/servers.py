@@ -23,8 +23,8 @@ from benchmarks._loops import loop_factory
 from benchmarks._machine import raise_descriptor_limit
 from benchmarks._serving import BACKLOG, address_of, listen, options, say
 
-# The lengths of a request, and of a reply in 4 writes, as a small HTTP server makes it (status line, headers, body,
-# end).
+# The length of a request, and the lengths of the 4 writes of a reply. A small HTTP server writes in the same way:
+# status line, headers, body, end.
 SPLIT_REQUEST_LEN = 64
 SPLIT_REPLY_PARTS = (32, 160, 768, 64)
 SPLIT_REPLY_LEN = sum(SPLIT_REPLY_PARTS)

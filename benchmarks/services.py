@@ -1,8 +1,8 @@
 """Cases from the life of a service: tail latency at a constant rate, light clients beside heavy ones, client
-libraries, and large numbers of connections and timers. There are also loops in two threads, and further closed-loop
-cases of HTTP and TLS, some of them with other load tools.
+libraries, large numbers of connections and timers, and loops in two threads. There are also more cases of HTTP,
+websockets and TLS under closed-loop load, which in some cases comes from other load tools.
 
-`cases.py` has the other cases of the loops.
+`cases.py` has the other cases that compare loops.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.measure import (
     sample_of,
 )
 
-# These rows have no bounds: only their verdict, which takes all peers into account, counts.
+# These rows have no bounds. They are judged only by their verdict, which takes all peers into account.
 NO_BOUNDS: tuple[Bound, ...] = ()
 
 # ---------------------------------------------------------------- a constant rate
@@ -143,7 +143,7 @@ def _burning() -> Case:
 
 
 def _client(kind: str, title: str) -> Case:
-    """Build a case that measures the client's process. Its server is the same for all loops, on the other core."""
+    """Build a case that measures the client's process. The server, on the other core, is the same for all loops."""
 
     def measure(loop: str, settings: Settings) -> Sample:
         options = ("--loop", loop, "--seconds", str(settings.seconds), "--warm-up", str(settings.warm_up_s))
@@ -166,9 +166,7 @@ def _client(kind: str, title: str) -> Case:
 
 
 def _pending_timers(count: int) -> Case:
-    """Build a case for `count` pending timers; any count except 1000 is replaced with the number from the
-    settings.
-    """
+    """Build a case for 1,000 pending timers. With any other `count`, the case has the `many_timers` of the settings."""
 
     def measure(loop: str, settings: Settings) -> Sample:
         many = count if count == 1000 else settings.many_timers
@@ -217,8 +215,8 @@ def _two_loops(name: str, kind: str, style: str, title: str, unit: str, *options
     def prepare(loops: Sequence[str], settings: Settings) -> tuple[dict[str, Any], Measure]:
         if has_gil():
             raise UnsupportedError("threads run side by side only in a free-threaded interpreter")
-        # Compile the module before the measured process imports it: only then are its constants immortal (see the end
-        # of the module).
+        # Compile threads.py before the measured process imports it: only then are its constants immortal (see the end
+        # of threads.py).
         py_compile.compile(str(ROOT / "benchmarks" / "threads.py"), doraise=True)
         return {}, measure
 

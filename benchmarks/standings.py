@@ -1,4 +1,4 @@
-"""The verdicts of a short comparison (`digest.py`): the verdict of each row, its best peer, its bounds, and counts.
+"""Read a digest of a comparison (`digest.py`): each row's verdict, best peer and bounds, and the rows per verdict.
 
 `intervals.py` has the rule for one peer. A row is ahead if grapeshot is ahead of every peer by that rule, and behind if
 it is behind any of them. The rule is applied to every peer, because choosing one peer first would use the same numbers
@@ -49,7 +49,7 @@ def peers(outcome: Outcome) -> list[str]:
 
 
 def beside(outcome: Outcome) -> dict[str, str]:
-    """Whether grapeshot is ahead of each peer, equal to it or behind it."""
+    """For each peer: whether grapeshot is `ahead` of it, `equal` to it or `behind` it, or has `too few runs`."""
     return {peer: outcome["ratios"][peer]["standing"] for peer in peers(outcome)}
 
 

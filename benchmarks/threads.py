@@ -213,7 +213,7 @@ def _rate(factory: Callable[[], Loop], threads: int, args: argparse.Namespace) -
 
 
 def _rate_of_processes(processes: int, args: argparse.Namespace) -> tuple[float, float]:
-    """Return the same for this many processes with one loop each."""
+    """Return the same as `_rate`, for this many processes with one loop each."""
     context = multiprocessing.get_context("spawn")
     together, rates, ports = context.Barrier(processes), context.SimpleQueue(), _ports(processes, args)
     children = [
@@ -377,6 +377,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The constants of an imported module are immortal. Those of the main module are not, so threads would contend for
-    # their reference counts.
+    # `python -m` may just have compiled this module. Then its constants are not immortal, and threads would contend for
+    # their reference counts. Those of a module that is loaded from a .pyc file are.
     importlib.import_module("benchmarks.threads").main()

@@ -1,4 +1,4 @@
-"""Well-known load tools, used where they are installed: they cross-check our own load generator for HTTP."""
+"""Well-known HTTP load tools. Where they are installed, they cross-check our own load generator."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parse_h2load(output: str) -> Sample:
     """Parse h2load's output, which has no percentiles in this mode. Raises MeasurementError if requests failed."""
     seconds = in_us(_search(r"finished in (\S+),", output, "h2load")[1]) / 1e6
     succeeded, failed = _search(r"(\d+) succeeded, (\d+) failed", output, "h2load").groups()
-    # Requests under way at the end of the time count as failed.
+    # h2load counts requests that were under way at the end as failed, too: at most one for each connection.
     if int(failed) > CONNECTIONS:
         raise MeasurementError(f"h2load: {failed} requests failed")
     return {"requests": int(succeeded), "seconds": seconds}

@@ -63,7 +63,7 @@ class Service:
         except asyncio.CancelledError:
             if not self.is_stopping:
                 raise
-            # stop() has cancelled this task at the deadline. If the exception left it, asyncio 3.11 would log an error.
+            # stop() has cancelled this task at the deadline. If the exception left the task, asyncio 3.11 would log it.
         finally:
             self.under_way.discard(task)
             self.idle.discard(writer)

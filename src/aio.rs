@@ -30,7 +30,8 @@ use crate::binding::rows::{methods_slot, row};
 #[repr(C)]
 struct QueueObject {
     base: ffi::PyObject,
-    /// Borrowed only while no Python code runs: memory that leaves the queue is dropped after the borrow has ended.
+    /// Borrowed only while no Python code runs. Dropping memory may run Python code, so memory that leaves the queue is
+    /// dropped after the borrow has ended.
     queue: RefCell<Queue<Memory>>,
     arrived: Arrived,
 }
@@ -94,7 +95,7 @@ fn close<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start(this, Call::Close { fd: fd.extract()? }, Memory::Nothing)
 }
 
-/// How much memory a read of `size` bytes needs: at most `MAX_LEN`, because no call of the system reads more than that.
+/// How much memory a read of `size` bytes needs: at most `MAX_LEN`, because no system call reads more than that.
 fn len_of(size: usize) -> usize {
     size.min(aio::MAX_LEN)
 }

@@ -1,4 +1,4 @@
-"""Keeps the threads that make calls on files busy, so that a test can look at a call that is still pending."""
+"""Occupies the threads that make calls on files, so that a test can look at a call that is still pending."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 class BusyFileThreads:
-    """Keeps all threads that make calls on files busy until :meth:`release` is called. Other calls on files begin only
-    after that.
+    """Occupies all threads that make calls on files. Other calls on files begin only after :meth:`release`.
 
     Each thread opens a FIFO, and ``open`` waits until the other end is opened, too. Queues that use io_uring are not
     affected.

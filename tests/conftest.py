@@ -2,8 +2,8 @@
 
 A test that uses the fixture `loop` (or `new_loop`) runs once per kind of loop: on asyncio's own loop, which checks the
 test itself, and on grapeshot. No test skips grapeshot: if it cannot be imported, its tests fail. The environment
-variable `TEST_LOOPS="asyncio uvloop grapeshot"` names the kinds. `.ci/matrix` also runs the tests on uvloop. Tests for
-which uvloop is known to deviate are marked.
+variable `TEST_LOOPS` chooses other kinds, for example `TEST_LOOPS="asyncio uvloop grapeshot"`. `.ci/matrix` also runs
+the tests on uvloop. Tests for which uvloop is known to deviate are marked.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def children() -> set[int]:
 
 
 def _policy() -> Any:
-    """Return asyncio's policy, or None for the default one, whether or not it has been made."""
+    """Return asyncio's policy, or None for the default policy, which asyncio may not have made yet."""
     policy = getattr(asyncio.events, "_event_loop_policy", None)
     return None if type(policy) in _DEFAULT_POLICIES else policy
 
@@ -167,7 +167,8 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 def _replaced(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return the names that are gone or have other objects as values now. New names do not count, because imports add
-    them. Equal numbers, texts and tuples do not count either: `time.tzset()`, for example, sets some names again.
+    them. A new object that is a number, text or tuple and equals the old one does not count either: `time.tzset()`, for
+    example, sets some names again.
     """
 
     def is_same(value: Any, other: Any) -> bool:

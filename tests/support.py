@@ -522,7 +522,7 @@ class ForeignSocket:
             self.theirs.close()
 
     def check(self) -> None:
-        """Fail if anything was written to the socket or read from it, or if it was closed."""
+        """Fail if anything was written to the socket, or if it was shut down or closed."""
         try:
             data = self.theirs.recv(100)
         except BlockingIOError:

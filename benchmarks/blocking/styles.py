@@ -104,7 +104,7 @@ STYLES: dict[str, dict[str, Callable[[], Style]]] = {
 
 
 def why_missing(name: str) -> str | None:
-    """Return why this style cannot take part here, or None. A new process tries to import its module."""
+    """Return why this style cannot take part here, or None. To find out, import its module in a new process."""
     if name == RAW:
         return None if sys.platform == "linux" else "the raw server is made for epoll"
     module = {OURS: "grapeshot.coro", PROTOCOL: "grapeshot", TASKS: "grapeshot"}.get(name, name)
@@ -112,5 +112,5 @@ def why_missing(name: str) -> str | None:
 
 
 def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the names that can take part, and the reasons for the others, which are also printed."""
+    """Return the names that can take part, and the reason why each of the others cannot. Also print the reasons."""
     return _loops.available(names, why_missing)

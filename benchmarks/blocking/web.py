@@ -1,8 +1,8 @@
 """The WSGI servers that are put under load: `python -m benchmarks.blocking.web KIND --style STYLE`.
 
 They serve the same application, without an access log. `wsgi` is grapeshot.coro.wsgi or gevent.pywsgi; `gunicorn` is
-gunicorn with one worker of grapeshot's or gevent's class. The program prints the address and the id of the process that
-serves, `{"address": ..., "pid": ...}`, or `{"unsupported": why}`. It ends when its stdin is closed.
+gunicorn with one worker of grapeshot's or gevent's class. The program prints `{"address": ..., "pid": ...}`, where the
+pid belongs to the process that serves, or `{"unsupported": why}`. It ends when its stdin is closed.
 """
 
 from __future__ import annotations

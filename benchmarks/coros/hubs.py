@@ -18,7 +18,8 @@ THREADS, TURNS = 1000, 400
 # How many threads are spawned in a round, and how many of them before the spawning thread yields.
 SPAWNED, BATCH = 100_000, 100
 
-# Calls a function in a cooperative thread of each hub, and returns when every thread that it has started has ended.
+# Calls a function in a cooperative thread of each hub, and returns when every thread that the function has started has
+# ended.
 OnHubs = Callable[[Callable[[], None]], None]
 # A function that spawns a cooperative thread, and one that yields.
 Functions = tuple[Callable[..., object], Callable[[], object]]
@@ -81,7 +82,7 @@ def _spawn(on_hubs: OnHubs, spawn: Callable[..., object], give_way: Callable[[],
 
 
 def measure(kind: str, style: str, cpu_s: float) -> dict[str, float]:
-    """Run a round that does not count, then at least three rounds, until `cpu_s` are spent. Return the medians.
+    """Run a round that does not count, then rounds until `cpu_s` are spent, at least three. Return the medians.
 
     Raises NotImplementedError on an interpreter with the GIL.
     """

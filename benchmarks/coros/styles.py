@@ -195,7 +195,7 @@ STYLES: dict[str, Callable[[], Style]] = {
 
 
 def why_missing(name: str) -> str | None:
-    """Return why this style cannot take part here, or None. The attempt runs in a new process."""
+    """Return why this style cannot take part here, or None. A new process tries to import its library."""
     module = {"grapeshot": "grapeshot.coro", TASKS: "grapeshot"}.get(name, name)
     return _loops.why_it_fails(f"import {module}")
 

@@ -71,11 +71,11 @@ def choose(name: str) -> tuple[asyncio.AbstractEventLoop, Open]:
 
 
 def why_missing(name: str) -> str | None:
-    """Return why this cannot take part here, or None. The attempt runs in a new process."""
+    """Return why the library of this name cannot take part here, or None if it can. A new process tries it."""
     code = "import sys; from benchmarks.files.libraries import choose; choose(sys.argv[1])[0].close()"
     return _loops.why_it_fails(code, name)
 
 
 def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the names that can take part, and the reasons for the others, which are also printed."""
+    """Return the names that can take part, and why each of the others cannot. The reasons are also printed."""
     return _loops.available(names, why_missing)

@@ -1,8 +1,8 @@
 """Measure one kind of work on files, in this process: `python -m benchmarks.files.programs KIND --library NAME`.
 
 The work is done in rounds of a fixed number of operations; what a round needs is prepared outside of the measured time.
-After a short warm-up, rounds are run until enough CPU time is spent. Prints a sample, which is the median of the
-rounds: CPU time and wall time per operation. The CPU time is that of the process with all its threads; io_uring's
+After a short warm-up, rounds are run until enough CPU time is spent. Prints a sample: the CPU time and the wall time
+per operation, each as the median of all rounds. The CPU time is that of the process with all its threads; io_uring's
 workers are threads of the process, too. What the kernel does later (writing to the disk) is not measured.
 """
 

@@ -1,8 +1,9 @@
 """Measure one style of looking up names, in this process: `python -m benchmarks.lookups.programs KIND --style STYLE`.
 
 The queries go to the C library's DNS server, which must be the one of `server.py`. After a warm-up of one round, rounds
-of 1,000 lookups are run until enough CPU time is spent. Prints a sample, the medians of the rounds: CPU time (of the
-process with all its threads) and wall time per lookup, and how many queries reached the server in a round.
+of 1,000 lookups are run until enough CPU time is spent. Prints a sample with three medians over the rounds: the CPU
+time per lookup (of the process with all its threads), the wall time per lookup, and the number of queries that reached
+the server in a round.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ KINDS: dict[str, Round] = {kind.__name__: kind for kind in (ten_names, different
 
 
 def measure(kind: str, style: Style, cpu_s: float, lookups: int = LOOKUPS) -> dict[str, float]:
-    """Run rounds until `cpu_s` of CPU time is spent, but at least one."""
+    """Run rounds, at least one, until `cpu_s` of CPU time is spent. Return the medians."""
     run_round = KINDS[kind]
     expected = [(address, PORT) for address in sorted(server.ADDRESSES)]
     cpu_us: list[float] = []

@@ -25,7 +25,7 @@ DOMAIN = "grapeshot.test"
 ADDRESSES = ("192.0.2.1", "2001:db8::1")
 TTL_S = 60
 ADDRESS = ("127.0.0.1", 53)
-# The files of the system that are replaced, and their contents.
+# The files of the system that are replaced, and their new contents.
 FILES = {"/etc/resolv.conf": f"nameserver {ADDRESS[0]}\n", "/etc/nsswitch.conf": "hosts: files dns\n"}
 START_WITHIN_S = 10.0
 # A variable in the environment of the process that runs in the namespaces.
@@ -124,7 +124,7 @@ def _answers() -> bool:
 def count_queries() -> int:
     """Return how many queries the server had answered before the query that this function sends.
 
-    That query asks for a TXT record of the class CHAOS (dnsmasq(8), "hits.bind"). The next call counts it, too.
+    That query asks for a TXT record of the class CHAOS (dnsmasq(8), "hits.bind"). The next call counts that query, too.
     """
     name = b"".join(bytes([len(part)]) + part for part in (b"hits", b"bind")) + b"\0"
     query = struct.pack("!6H", 1, 0x100, 1, 0, 0, 0) + name + struct.pack("!2H", 16, 3)

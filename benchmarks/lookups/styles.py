@@ -126,5 +126,5 @@ def why_missing(name: str) -> str | None:
 
 
 def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the names that can take part, and the reasons for the others, which are also printed."""
+    """Return the names that can take part, and the reasons why the others cannot. The reasons are also printed."""
     return _loops.available(names, why_missing)

@@ -25,7 +25,7 @@ from benchmarks.programs.styles import (
     UVLOOP_HUB,
 )
 
-# Requests under way. PostgreSQL accepts 100 connections.
+# How many requests are under way. For Django it is less than the 100 connections that PostgreSQL accepts.
 AT_ONCE = {"fastapi": 1000, "django": 80}
 
 
@@ -33,7 +33,8 @@ AT_ONCE = {"fastapi": 1000, "django": 80}
 class Settings(LoadSettings):
     """How much one run does."""
 
-    # A load whose requests take 100 ms needs more time than others. Its server first opens connections to a database.
+    # A load whose requests take 100 ms needs more time than others, and a longer warm-up, in which its server opens
+    # connections to a database.
     slow_s: float = 4.0  # with 40 threads, a request waits for 2.5 seconds
     slow_warm_up_s: float = 2.0
     tasks: int = 1000

@@ -41,5 +41,5 @@ _NEEDED = {
 
 
 def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the names that can take part, and the reason why each other one cannot. The reasons are also printed."""
+    """Return the names that can take part, and why each of the others cannot. The reasons are also printed."""
     return _loops.available(names, lambda name: _loops.why_it_fails(f"import {_NEEDED[name]}"))

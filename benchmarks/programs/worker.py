@@ -1,7 +1,7 @@
 """Measure a Celery worker: `python -m benchmarks.programs.worker POOL`. It starts a Redis server and the worker.
 
-The tasks are in the queue before the worker may take them. Prints `{"cpu_us": ..., "wall_us": ..., "tasks": ...}`: the
-worker's CPU time and the wall time, both per task; or `{"unsupported": why}`.
+The tasks are in the queue before the worker may take them. Prints `{"cpu_us": ..., "wall_us": ..., "tasks": ...}`, or
+`{"unsupported": why}`. The worker's CPU time and the wall time are per task.
 """
 
 from __future__ import annotations

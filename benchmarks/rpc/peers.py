@@ -1,4 +1,4 @@
-"""Ways to call another process. Each has two methods: serve an echo, and call it from many callers at a time.
+"""Ways to call another process. Each has a method that serves an echo, and one that calls the echo from many callers.
 
 Every peer sends the payload as its own manual recommends: grpc.aio as bytes without a schema, the others as one
 argument.
@@ -183,9 +183,7 @@ class Rpyc:
 
 
 class RpycThreads(Rpyc):
-    """rpyc with a thread for each caller and a thread that receives, so that callers are written as for the other
-    peers.
-    """
+    """rpyc with a thread for each caller, and one that receives. Each caller makes one call after the other."""
 
     def drive(self, port: int, callers: int, payload: bytes, measure: Callable[[Round], None]) -> None:
         import rpyc
@@ -235,5 +233,5 @@ def why_missing(name: str) -> str | None:
 
 
 def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the names that can take part, and the reasons for the others, which are also printed."""
+    """Return the usable names, and the reason why each of the others is not usable. The reasons are also printed."""
     return _loops.available(names, why_missing)

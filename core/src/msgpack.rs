@@ -91,9 +91,10 @@ impl Frame {
 
 /// The kinds of keys, which differ in the damage that a peer can do with them.
 enum Key {
-    /// A peer can predict its hash. Its steps are counted.
+    /// A peer can predict the hash, so the steps that a dict takes to insert the key are counted.
     Integer { is_negative: bool, magnitude: u64 },
-    /// A float, or an extension value such as a date: a peer can predict its hash. Such keys are only counted.
+    /// A float, or an extension value such as a date: a peer can predict the hash. Only the number of these keys is
+    /// counted.
     Number,
     /// A string or bytes, whose hash a peer cannot predict; nil or a boolean, of which there are only three; or a
     /// container, whose values are counted elsewhere.
@@ -120,7 +121,7 @@ struct Keys {
 }
 
 impl Keys {
-    /// Adds a key of the map whose frame is at `depth`. Returns true if it exceeds a limit.
+    /// Adds a key of the map whose frame is at `depth`. Returns true if a limit is exceeded.
     fn take(&mut self, depth: usize, key: &Key) -> bool {
         if matches!(key, Key::Number) {
             self.others += 1;

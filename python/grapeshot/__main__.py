@@ -2,7 +2,7 @@
 
 Arguments, exit status, tracebacks and Ctrl-C are the same as with ``python app.py``. ``enable``, ``disable``,
 ``attach``, ``top``, ``tree`` and ``profile`` are commands of this module; to run a script that has one of these names,
-write ``./enable``.
+write ``./`` before the name.
 """
 
 from __future__ import annotations

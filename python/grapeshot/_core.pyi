@@ -345,7 +345,7 @@ class Loop:
         """
 
     def remove_reader(self, fd: FileDescriptorLike) -> bool:
-        """Stop watching ``fd`` for reading; return whether it was watched, False if the loop is closed.
+        """Stop watching ``fd`` for reading; return whether it was watched (False if the loop is closed).
 
         Raises:
             RuntimeError: a transport of this loop uses the descriptor.
@@ -358,7 +358,7 @@ class Loop:
     def remove_writer(self, fd: FileDescriptorLike) -> bool:
         """Stop watching ``fd`` for writing. Otherwise like :meth:`remove_reader`."""
 
-    # The same, but the add functions return the handle, and the remove functions do not check for a transport.
+    # Like the four methods above, but the add methods return the handle, and no remove method checks for a transport.
     def _add_reader(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> Handle: ...
     def _remove_reader(self, fd: FileDescriptorLike) -> bool: ...
     def _add_writer(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> Handle: ...
@@ -368,7 +368,7 @@ class Loop:
 
     # --- plain sockets: they must be non-blocking, and the loop does not own them
     # Each call returns a coroutine of a native type. Its first step makes the system call; the coroutine waits only if
-    # that would block. All of them raise
+    # that would block. (``_wait_writable`` makes no system call, and always waits.) All of the coroutines raise
     #   OSError: the system call failed
     #   TypeError: an argument has the wrong type, or ``sock`` is an ``ssl.SSLSocket``
     #   ValueError: in debug mode, ``sock`` is not non-blocking
@@ -583,8 +583,9 @@ class Loop:
         The caller sets the new TLS transport as the protocol of the transport below.
 
         ``waiter`` gets its result or exception when the handshake ends. No caller waits for the handshake of an
-        ``accepted`` connection, so debug mode reports its failure. Time limits are in seconds. The callbacks run in a
-        copy of the context of ``below`` if that is a native transport, and otherwise in a copy of the current context.
+        ``accepted`` connection, so a failed handshake is reported in debug mode. Time limits are in seconds. The
+        callbacks run in a copy of the context of ``below`` if that is a native transport, and otherwise in a copy of
+        the current context.
 
         Raises:
             ValueError, ssl.SSLError: what ``sslcontext.wrap_bio()`` raises.
@@ -972,7 +973,7 @@ class _Resolver:
     def gethostbyaddr(self, host: bytes, max_age: float, /) -> int:
         """Ask ``gethostbyaddr(3)``. Works only if ``_HAS_HOST_LOOKUPS`` is true."""
     def forget(self, ticket: int, /) -> None:
-        """Withdraw a question. If nobody else has asked it and the lookup has not begun, the lookup is not made."""
+        """Withdraw a question. If no other caller has asked it and its lookup has not begun, the lookup is not made."""
     def take(self, into: list[tuple[int, Any]], /) -> None:
         """Append a pair to ``into`` for each answer that has arrived: the ticket, and the answer or exception to raise.
 
@@ -1093,8 +1094,8 @@ class _HubLoop:
         """Set ``asyncio_loop``, once, before anything else.
 
         Raises:
-            TypeError: it is not a grapeshot loop.
-            RuntimeError: it was set before.
+            TypeError: ``loop`` is not a grapeshot loop.
+            RuntimeError: ``asyncio_loop`` was set before.
         """
 
     def _take_io(self, fd: int) -> list[_HubIo]:
@@ -1254,7 +1255,10 @@ def _decode_msgpack(decode: Callable[[bytes], Any], packet: bytes) -> Any:
     """
 
 def _bind_methods(kind: type[Loop]) -> None:
-    """Put the native methods on ``kind`` itself, except those it defines. TypeError unless it is a subclass of Loop."""
+    """Put the native methods on ``kind`` itself, except those that it overrides.
+
+    TypeError unless ``kind`` is a subclass of Loop.
+    """
 
 @disjoint_base
 class Coro(Generic[_T_co]):
@@ -1338,10 +1342,12 @@ class Coro(Generic[_T_co]):
     def stack_info(self) -> dict[str, Any]:
         """Return where the coro's stack is.
 
-        The keys are ``kind`` (``shared`` or ``own``); ``where`` (``in place``, ``evicted`` if it was copied away, or
-        ``none`` before the first run and after the end); ``slot``, the number of the shared stack that the coro uses,
-        None if no other coro may use its stack; ``bytes_used`` of C stack; and ``frame_bytes``, the memory that its
-        Python frames take.
+        - ``kind``: ``shared`` or ``own``
+        - ``where``: ``in place`` or ``evicted`` (copied away); ``none`` before the first run and after the end
+        - ``slot``: the number of the shared stack that the coro uses, or None if no other coro may use its stack
+        - ``bytes_used``: how many bytes of C stack the coro uses
+        - ``frame_bytes``: how many bytes its Python frames take
+
         ScheduleError if the coro belongs to another thread.
         """
     def get_frame(self) -> FrameType | None:
@@ -1359,7 +1365,7 @@ class Coro(Generic[_T_co]):
     def _outcome(self) -> _T_co:
         """Return the function's result, or raise its exception. None if the coro was cancelled."""
     def _task_outcome(self) -> _T_co:
-        """Like ``_outcome``, but a coro that was cancelled raises its own exception."""
+        """Like ``_outcome``, but raise the coro's CancelledError if the coro was cancelled."""
     def _failure(self) -> BaseException | None:
         """Return the function's exception, or None."""
     def _failure_unseen(self) -> BaseException | None:
@@ -1678,7 +1684,7 @@ class condition_variable:  # noqa: N801
     def _wake_first(self) -> Any:
         """Wake the coro that has waited longest and return it, or None if no coro waits.
 
-        If it is interrupted before it runs, no other coro is woken.
+        If that coro is interrupted before it runs, no other coro is woken.
         """
 
 @disjoint_base
@@ -1733,7 +1739,7 @@ class channel(Generic[_T]):  # noqa: N801
     def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
     @property
     def balance(self) -> int:
-        """The number of values that can be received without waiting. If receivers wait: their number, negated."""
+        """The number of values that can be received without waiting. If receivers wait: minus their number."""
     @property
     def closing(self) -> bool:
         """Whether :meth:`close` was called."""
@@ -1741,7 +1747,7 @@ class channel(Generic[_T]):  # noqa: N801
     def closed(self) -> bool:
         """Whether :meth:`close` was called and no values are left."""
     def send(self, value: _T, /, block: bool = True, timeout: float | None = None) -> None:
-        """Give ``value`` to a receiver, waiting for one.
+        """Wait for a receiver, and give it ``value``.
 
         Raises:
             ClosedError: the channel is closed.
@@ -1750,11 +1756,11 @@ class channel(Generic[_T]):  # noqa: N801
             ScheduleError: the channel belongs to another thread.
         """
     def send_exception(self, exc: BaseException | type[BaseException], /, *args: Any) -> None:
-        """Raise ``exc`` (``exc(*args)`` if it is a class) in a receiver, waiting for one. Raises: like ``send``."""
+        """Wait for a receiver; raise ``exc`` in it, or ``exc(*args)`` if ``exc`` is a class. Raises: like ``send``."""
     def send_sequence(self, values: Iterable[_T], /) -> int:
         """Send each of the values; return how many there were. Raises: like ``send``."""
     def receive(self, block: bool = True, timeout: float | None = None) -> _T:
-        """Return a value that was sent, or raise an exception that was sent, waiting for a sender.
+        """Wait for a sender; return the value that it sends, or raise the exception that it sends.
 
         Raises:
             ClosedError: the channel is closed and no sender is waiting.
@@ -1927,10 +1933,10 @@ def _coro_live() -> list[Any]:
     """Return the coros of this thread that have started and not ended."""
 
 def _coro_live_tasks() -> list[Any]:
-    """Return the live coros of all threads, except those that stand for daemon threads."""
+    """Return the live coros of all threads, except those that represent daemon threads."""
 
 def _coro_set_switch_stamps(on: bool, /) -> None:
-    """Set whether the times of switches are recorded, in all threads."""
+    """Set, for all threads, whether the times of switches are recorded."""
 
 def _coro_switch_stamps() -> tuple[int, int, int, int]:
     """Return when a coro of this thread was last entered, and when one was last left.
@@ -1969,14 +1975,14 @@ def _coro_act() -> None:
 _coro_latency_hint: str
 
 def _coro_set_latency_limit(seconds: float | None, /) -> float:
-    """Set how long anything may hold up a loop of this thread before it is reported, for ``coro.set_latency_warning``.
+    """Set the latency limit of this thread: code that holds up a loop for longer is reported.
 
-    From now on the thread is watched, even without coros. Returns the previous limit. ValueError if ``seconds`` is
-    negative or NaN.
+    ``coro.set_latency_warning`` calls this. None or 0 switches the reports off. With any other limit, the thread is
+    watched from now on, even without coros. Returns the previous limit. ValueError if ``seconds`` is negative or NaN.
     """
 
 def _coro_set_default_latency_limit(seconds: float | None, /) -> None:
-    """Set the limit of ``_coro_set_latency_limit`` for this thread and for threads that begin later.
+    """Set the latency limit of this thread and of threads that begin later.
 
     These threads are watched once they have coros.
     """
@@ -1989,19 +1995,20 @@ def _coro_set_exception_notifier(
 ) -> Callable[[Any, BaseException], object] | None:
     """Call ``function(coro, exception)`` when an exception ends a coro; return the previous function.
 
-    It is called for every coro of the process, in the coro, while the exception is being handled. It is not called for
-    CancelledError (and its subclass Interrupted), SystemExit and KeyboardInterrupt. If it raises, the loop's exception
-    handler is called. With None there is no such function, and the loop's exception handler is told about exceptions
-    that were never retrieved, as it is for tasks.
+    ``function`` is called for every coro of the process, in the coro, while the exception is being handled. It is not
+    called for CancelledError (and its subclass Interrupted), SystemExit and KeyboardInterrupt. If ``function`` raises,
+    the loop's exception handler is called. If ``function`` is None, the loop's exception handler is told about
+    exceptions that were never retrieved, as it is for tasks.
     """
 
 def _coro_shut_down(loop: Any, rounds: int, /) -> int:
     """Raise Shutdown in this thread's coros of ``loop`` (None: of all), in up to ``rounds`` rounds.
 
-    The loop need not be running.
+    A coro that does not end in one round is resumed in the next. The loop need not be running. If a coro calls this
+    function, the function only counts the coros.
 
-    Returns how many coros are left. If a coro raises SystemExit or KeyboardInterrupt, that exception is raised here at
-    the end.
+    Returns how many coros are left, not counting daemons that were given up. The first SystemExit or KeyboardInterrupt
+    that a coro raises is raised here after the last round.
     """
 
 def _coro_end_thread() -> None:
@@ -2022,11 +2029,15 @@ def _coro_set_hooks(
     run_forever: Callable[..., None],
     /,
 ) -> None:
-    """Register the Python functions that native code calls.
+    """Register the Python functions that native code uses.
 
-    In order, they make a loop for coros that are spawned where no loop runs, notice the end of the thread, wait for
-    coros, log a late run, and end the process after a coro that forked has ended in the child. The logged stack of a
-    late run omits the frames from ``run_forever`` outwards.
+    Args:
+        pending_loop: returns a loop for coros that are spawned where no loop runs.
+        watch_thread: makes the coros of the thread end when the thread ends.
+        wait_for: waits for coros.
+        report_late: logs a late run.
+        end_child: is called in the child of a fork, when the coro that forked has ended there.
+        run_forever: is not called. The logged stack of a late run omits the frame of this function and all outer ones.
     """
 
 def _coro_unwatch() -> None:
@@ -2060,7 +2071,7 @@ def _coro_wait_for_read(fd: FileDescriptorLike, /, timeout: float | None = None)
     files are always readable. Outside of coros, the call blocks the thread.
 
     Raises:
-        TimeoutError: it did not become readable within ``timeout`` seconds. With 0, the call checks and does not wait.
+        TimeoutError: the descriptor was not readable within ``timeout`` seconds. If that is 0, the call does not wait.
         SimultaneousError: another coro is waiting to read from the same descriptor.
         ClosedError: the descriptor was closed during the wait.
         ValueError: ``fd`` is not a descriptor.

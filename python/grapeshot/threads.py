@@ -325,11 +325,11 @@ class _Call:
         return self._task.result()
 
     def _has_ended(self) -> bool:
-        """Whether the outcome is there, even if the loop there was stopped before it called ``_report``. (here)"""
+        """Whether the awaitable has ended, even if its loop was stopped before it called ``_report``. (here)"""
         return self._error is not None or (self._task is not None and self._task.done())
 
     def _is_lost(self) -> bool:
-        """Whether the awaitable cannot end any more, because the loop there is closed. (here)"""
+        """Whether the awaitable can never end, because its loop is closed. (here)"""
         is_closed = self._there.is_closed()
         if self._has_ended():
             self._end()

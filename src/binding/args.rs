@@ -111,9 +111,10 @@ impl<'a, 'py> Args<'a, 'py> {
         self.signature.name()
     }
 
-    /// Whether the call gives all required parameters by position, and nothing that the signature rules out: further
-    /// arguments if it has no other parameters, or keyword arguments if it accepts none. Functions with other
-    /// parameters check these parameters themselves (for example with `bind`).
+    /// Whether the call gives all required parameters by position, and the signature allows the call's other arguments.
+    /// If all parameters are required (`is_fixed`), no other arguments are allowed. Otherwise, more positional
+    /// arguments are allowed, and keyword arguments if the signature accepts them. The function checks these arguments
+    /// itself (for example with `bind`).
     #[inline(always)]
     fn fits_signature(&self) -> bool {
         if self.signature.is_fixed() {

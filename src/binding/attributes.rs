@@ -248,8 +248,8 @@ impl OwnMethods {
         Ok(())
     }
 
-    /// True if a direct call does the same as a call through Python, because `dict` is unused (`is_unused`) and the
-    /// object's type still has its own methods.
+    /// Whether a direct call does the same as a call through Python: `dict` is unused (`is_unused`), and the object's
+    /// type still has its own methods.
     #[inline]
     pub(crate) fn are_in_force(&self, object: &Bound<'_, PyAny>, dict: &InstanceDict) -> bool {
         dict.is_unused() && self.are_those_of_type(object)

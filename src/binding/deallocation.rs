@@ -195,7 +195,7 @@ fn next() -> Option<Waiting> {
             let mut waiting = waiting.borrow_mut();
             let next = waiting.pop();
             if waiting.is_empty() && waiting.capacity() > 1024 {
-                // The list had grown for a wide tree of objects. Its memory is freed too.
+                // The list has grown large, for a wide tree of objects. This frees its memory.
                 *waiting = Vec::new();
             }
             next

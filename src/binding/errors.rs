@@ -43,7 +43,7 @@ fn io_message(errno: i32) -> String {
     }
 }
 
-/// True for the two exceptions that leave `run_forever` instead of going to the exception handler.
+/// True for `KeyboardInterrupt` and `SystemExit`, which leave `run_forever` instead of going to the exception handler.
 #[cold]
 pub(crate) fn leaves_loop(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<PyKeyboardInterrupt>(py) || error.is_instance_of::<PySystemExit>(py)

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 pub(crate) struct FlagCell<F>(AtomicU16, PhantomData<F>);
 
 impl<F: bitflags::Flags<Bits = u16> + Copy> FlagCell<F> {
-    /// A set in which no flag is set.
+    /// An empty set.
     pub(crate) fn new() -> Self {
         Self(AtomicU16::new(0), PhantomData)
     }

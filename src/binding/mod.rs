@@ -35,8 +35,8 @@ mod parts {
     pub(super) use std::thread::yield_now;
 }
 
-/// Whether the build has a GIL. With a GIL, only one attached thread runs at a time, and other threads put their
-/// callbacks directly into the ready queue. In free-threaded builds, they use the inbox.
+/// Whether the build has a GIL. With a GIL, only one thread is attached at a time, so threads other than the loop's put
+/// their callbacks directly into the ready queue. In free-threaded builds, they use the inbox.
 pub(crate) const HAS_GIL: bool = cfg!(not(Py_GIL_DISABLED));
 
 /// Whether an object's dict may be created later without making method calls slower. If an object can have a dict,
@@ -57,9 +57,9 @@ unsafe extern "C" {
     fn PyUnstable_Object_EnableDeferredRefcount(object: *mut ffi::PyObject) -> std::ffi::c_int;
 }
 
-/// Lets the interpreter use the object without counting each reference, in free-threaded builds. Without this, threads
-/// that call the same function contend for its count. CPython frees such an object only in a collection, so this is for
-/// objects that live as long as the process.
+/// Lets the interpreter use the object without counting each reference, in free-threaded builds from 3.14 on. Without
+/// this, threads that call the same function contend for its count. CPython frees such an object only in a collection,
+/// so this is for objects that live as long as the process.
 pub(crate) fn defer_counting(object: &Bound<'_, PyAny>) {
     #[cfg(all(Py_GIL_DISABLED, Py_3_14))]
     // SAFETY: attached, with a live object. The function ignores objects for which this is not possible.

@@ -46,7 +46,8 @@ macro_rules! kept {
             /// `_asyncio._get_running_loop`, from 3.14 on. None in earlier versions, in which each call of it makes a
             /// system call (`getpid`).
             pub(crate) get_running_loop: Option<Kept>,
-            /// `{"loop": ...}` with what a future without callbacks needs of its loop: `get_debug()`, which returns False.
+            /// The keyword arguments of a future that never gets callbacks. Such a future calls only its loop's
+            /// `get_debug()`, so `loop` is a stand-in that has only this method, which returns False.
             pub(crate) done_future_kwargs: Kept,
             /// `"type"`, which is a keyword of Rust and so cannot be the name of a field.
             pub(crate) type_keyword: Kept,

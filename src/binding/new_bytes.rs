@@ -77,8 +77,8 @@ impl<'py> NewBytes<'py> {
     }
 
     /// The finished object, which has the first `len_bytes` bytes; the caller must have written them. If more than half
-    /// of the capacity is unused, these bytes are copied to a new object, because shrinking the old one would leave a
-    /// hole in the heap that is larger than the object.
+    /// of the capacity is unused, the written bytes are copied to a new object, because shrinking the old one would
+    /// leave a hole in the heap that is larger than the object.
     pub(crate) fn finish(self, len_bytes: usize) -> PyResult<Bound<'py, PyAny>> {
         debug_assert!(len_bytes <= self.capacity);
         let py = self.object.py();

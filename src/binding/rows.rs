@@ -29,7 +29,7 @@ use super::object_result::ObjectResult;
 /// - `method`: the function is a `fn(This<T>, Args) -> ObjectResult`. It is called only if this thread may use the
 ///   object (`NativeType::with_access`). `T` must be the layout of the objects of the type that gets the row.
 /// - `threadsafe_method`: the same, for a method that any thread may call at any time. Its function may touch only
-///   atomics, the inbox and values that never change.
+///   atomics, the inbox, values that never change, and `ObjectCell`s.
 /// - `function`: the function is a `fn(Python, Args) -> ObjectResult`, and the row is for a module.
 /// - `method(call)`, `function(call)`: the row calls `call(object, Args, function)`, which decides how to call the
 ///   function. This is for functions that wait.
@@ -322,7 +322,7 @@ pub(crate) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef
     Ok(())
 }
 
-/// Adds a function to the module, under the name of its row with a prefix. `owner` is the function's `__module__`.
+/// Adds a function to the module, as the attribute `prefix` + the row's name. `owner` is the function's `__module__`.
 pub(crate) fn add_function(
     module: &Bound<'_, PyModule>,
     definition: ffi::PyMethodDef,

@@ -79,7 +79,7 @@ pub(crate) fn take_over<'py>(
         Err(error) => {
             let taken_back = errors::caught(|| {
                 let was_opened = base_socket::is_known() && base_socket::family(&socket)? != 0;
-                // A C function, so no Python code runs in between.
+                // `detach` is a C function, so no Python code runs between the check above and the detaching.
                 let detached: RawFd = detach.call1((&socket,))?.extract()?;
                 Ok(detached >= 0 || !was_opened)
             });

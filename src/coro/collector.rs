@@ -5,8 +5,8 @@
 //! collector calls gets a `RuntimeError`. A coro with a stack of its own (`stack="own"`) may wait there. A finalizer
 //! that runs because the last reference was dropped may wait in any coro.
 //!
-//! The package puts `_coro_note_collection`, which calls `note`, first in `gc.callbacks`. The interpreter calls it
-//! before and after each collection, on the stack that the collection runs on.
+//! The package puts `_coro_note_collection` at the front of `gc.callbacks`. The interpreter calls this function before
+//! and after each collection, on the stack that the collection runs on. The function calls `note`.
 
 use std::ptr;
 

@@ -76,7 +76,7 @@ pub(super) struct CoroObject {
     /// The context in which the coro runs: the one that the caller gave, or a copy that belongs to the coro.
     pub(super) context: ObjectCell,
     pub(super) name: ObjectCell,
-    /// The result of the function. If the coro ended with an exception: the traceback of the exception.
+    /// The result of the function, or the traceback of the exception with which the coro ended.
     pub(super) result: ObjectCell,
     /// The exception that the function has raised.
     pub(super) exception: ObjectCell,
@@ -96,7 +96,7 @@ pub(super) struct CoroObject {
     pub(super) id: Cell<u64>,
     /// The index of the coro in the runtime's table of live coros.
     pub(super) place: Cell<usize>,
-    /// `threading.get_ident()` of the only thread that may run it.
+    /// `threading.get_ident()` of the only thread that may run the coro.
     pub(super) thread: Cell<u64>,
     pub(super) status: StatusCell,
     pub(super) has_own_stack: Cell<bool>,
@@ -106,7 +106,7 @@ pub(super) struct CoroObject {
     is_daemon: AtomicBool,
     /// The coro is a daemon that did not end when it was shut down. It is not shut down again.
     pub(super) is_given_up: Cell<bool>,
-    /// Interruptions do not end the coro's waits for locks of `threads`, except for waits with a time limit.
+    /// Interruptions do not end the coro's waits for locks and queues of `threads`, unless a wait has a time limit.
     pub(super) is_undisturbed: Cell<bool>,
     /// The coro became ready because of an event on the descriptor that it waits for.
     pub(super) has_event: Cell<bool>,
@@ -125,7 +125,7 @@ pub(super) struct CoroObject {
     pub(super) dealloc_depth: Cell<u32>,
     /// The coro's place in a queue of waiters.
     pub(super) wait_node: WaitNode,
-    /// Exists from the first run to the end of the coro; null before and after.
+    /// Points to the fiber from the first run to the end of the coro; null before and after.
     pub(super) fiber: Cell<*mut Fiber>,
 }
 

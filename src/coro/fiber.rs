@@ -59,8 +59,8 @@ pub(super) struct SharedSlot {
 }
 
 impl SharedSlot {
-    /// A slot with this stack, which no coro uses yet. The slot is registered as the owner of the stack, so that the
-    /// fault handler can name a coro that overflows it.
+    /// A free slot with this stack. The slot is registered as the owner of the stack, so that the fault handler can
+    /// name a coro that overflows it.
     pub(super) fn new(stack: StackSlot) -> Rc<Self> {
         let shared = Rc::new(Self {
             stack,
@@ -151,7 +151,7 @@ impl Fiber {
     /// thread's own stack while the coro runs. Null if there is none.
     ///
     /// # Safety
-    /// Unless that stack was evicted, its contents are at their addresses.
+    /// That stack is evicted or in place.
     unsafe fn innermost_frame(&self) -> *mut u8 {
         if self.saved.is_some() {
             self.innermost
@@ -204,8 +204,8 @@ pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     if !matches!(coro.status.get(), Status::Ready | Status::Waiting) {
         return Ok(None);
     }
-    // SAFETY: the coro is suspended, so its fiber has no other user. The frame chain of an evicted stack does not lead
-    // through the slot that the stack has left, and its innermost frame is on the heap.
+    // SAFETY: the coro is suspended, so its fiber has no other user. If its stack is evicted, the chain of Python
+    // frames was relinked past the frames in the slot, and the innermost frame is on the heap.
     unsafe {
         let Some(fiber) = coro.fiber.get().as_ref() else {
             return Ok(None);

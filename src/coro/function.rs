@@ -40,8 +40,8 @@ pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
     std::process::abort()
 }
 
-/// Enters the coro's context. Returns false if the function must not be called, for example because an exception was
-/// pending before the first run. The outcome is then recorded.
+/// Enters the coro's context. If the function must not be called, for example because an exception was pending before
+/// the first run, this records the outcome and returns false.
 #[inline(never)]
 fn begin(coro: Coro<'static>) -> bool {
     record_outcome(coro, || {
@@ -94,8 +94,9 @@ fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
     outcome
 }
 
-/// Runs a part of the coro's outermost function and turns a panic into an exception. If the part returns an outcome,
-/// this records it and marks the coro as done. Returns true if the coro goes on.
+/// Runs a part of the coro's outermost function and turns a panic into an exception. If the part returns None, the coro
+/// goes on, and this returns true. Otherwise this records the part's result or exception as the outcome, marks the coro
+/// as done, and returns false.
 #[inline(always)]
 fn record_outcome<'py, F>(coro: Coro<'py>, part: F) -> bool
 where

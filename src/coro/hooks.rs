@@ -75,9 +75,9 @@ pub(super) fn watch_thread(py: Python<'_>) {
     }
 }
 
-/// Called in the child process when the coro that forked has ended. `leaves`: it ended with an exception that leaves
-/// the loop. Ends the process, unless the exception leaves the loop or the loop runs only until this coro ends, as in
-/// `coro.run()`. Returns whether the loop runs only until this coro ends.
+/// Called in the child process when the coro that forked has ended. `leaves` tells whether the coro ended with an
+/// exception that leaves the loop. Ends the process, unless `leaves` is true or the loop runs only until this coro
+/// ends, as in `coro.run()`. Returns whether the loop runs only until this coro ends.
 #[cold]
 pub(super) fn end_child(coro: &Bound<'_, PyAny>, leaves: bool) -> PyResult<bool> {
     find(coro.py(), &END_CHILD)?.call1((coro, leaves))?.is_truthy()

@@ -306,8 +306,8 @@ pub(super) fn warn(
     }
 }
 
-/// Whether a run that has just ended was late by the rule of `Pulse::holding_up_since`, and whether other work waits
-/// now.
+/// Whether a run that has just ended held up work: it was late by the rule of `Pulse::holding_up_since`, and other work
+/// waits now.
 fn held_up_work(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) -> bool {
     let pulse = &runtime.pulse;
     let began_ns = pulse.last_change() & !HAS_ENDED;

@@ -20,7 +20,7 @@ struct Table {
     free: Vec<usize>,
 }
 
-// SAFETY: the pointers are references that the table owns, which are used only by attached threads.
+// SAFETY: the table owns a reference through each pointer, and only attached threads use the pointers.
 unsafe impl Send for Table {}
 
 /// The tables of all threads that have started a coro.
@@ -69,7 +69,7 @@ impl LiveCoros {
         table.free.push(place);
         let is_empty = table.len() == 0;
         drop(table);
-        // SAFETY: the table held a reference since `add`.
+        // SAFETY: the table has held this reference since `add`.
         (unsafe { Bound::from_owned_ptr(py, object) }, is_empty)
     }
 
@@ -86,7 +86,7 @@ impl LiveCoros {
             if !object.is_null() && *object != kept {
                 free.push(place);
                 let object = std::mem::replace(object, ptr::null_mut());
-                // SAFETY: the table held a reference since `add`.
+                // SAFETY: the table has held this reference since `add`.
                 removed.push(unsafe { Bound::from_owned_ptr(py, object) });
             }
         }
@@ -125,8 +125,8 @@ impl Table {
     }
 }
 
-/// A list of the coros of all threads, except those that stand for daemon threads: code that cancels all tasks and waits
-/// for them must not wait for a daemon.
+/// A list of the coros of all threads, except those that stand for daemon threads: code that cancels all tasks and
+/// waits for them must not wait for a daemon.
 pub(super) fn tasks_of_all_threads(py: Python<'_>) -> ObjectResult<'_> {
     let tables: Vec<_> = lock(&TABLES).iter().filter_map(Weak::upgrade).collect();
     let mut coros = Vec::new();

@@ -10,8 +10,8 @@
 //!
 //! Each frame that was reported as called must also be reported as returned, because the profile function may keep a
 //! pointer to the frame. A return without a call does no harm. So a call is not reported if CPython will not report the
-//! frame's return. From 3.12 on, CPython does not report the returns of frames that a suspended coro was in when the
-//! profile function was set, until the code of these frames is entered again.
+//! frame's return. This concerns the frames that a suspended coro was in when the profile function was set: from 3.12
+//! on, CPython reports their returns only after their code has been entered again.
 //!
 //! The scheduler calls these functions on the thread's own stack. While no native profile function is set, each run of
 //! a coro only costs two tests.
@@ -96,8 +96,8 @@ where
 {
     let py = coro.py();
     let collecting = runtime.collecting.replace(coro.as_ptr());
-    // Without a GIL the collector stays on: to switch it off would affect other threads, too. It is not necessary
-    // either, because the coro is not evicted meanwhile.
+    // Without a GIL the collector stays on: switching it off would affect other threads, too, and is not necessary,
+    // because the coro is not evicted meanwhile.
     let was_enabled = if HAS_GIL {
         // SAFETY: attached.
         unsafe { ffi::PyGC_Disable() }

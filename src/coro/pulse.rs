@@ -63,7 +63,7 @@ pub(super) struct Found {
     pub(super) place: Option<Place>,
 }
 
-/// The kind of object that runs, in the users' terms, and its name.
+/// The name of the object that runs, and its kind in the users' terms.
 #[derive(Clone)]
 pub(super) struct Name {
     pub(super) kind: &'static str,
@@ -77,8 +77,8 @@ pub(super) struct Place {
     pub(super) function: String,
 }
 
-/// The owning thread's handle of its pulse. The watchdog may keep the pulse longer; dropping this handle marks the
-/// pulse as gone.
+/// The owning thread's handle to its pulse. Dropping the handle marks the pulse as gone. The watchdog may keep the
+/// pulse longer than that.
 pub(super) struct OwnPulse(Arc<Pulse>);
 
 impl OwnPulse {
@@ -168,8 +168,8 @@ impl Pulse {
         }
     }
 
-    /// The start of the current or last run, with `HAS_ENDED` set after the end. Two runs have the same start only if
-    /// they begin in the same tick of the clock.
+    /// The start of the current or last run, with `HAS_ENDED` set if that run has ended. `GONE` if the thread has
+    /// ended. Two runs have the same start only if they begin in the same tick of the clock.
     pub(super) fn last_change(&self) -> u64 {
         self.since_ns.load(Ordering::Relaxed)
     }

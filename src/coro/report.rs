@@ -1,7 +1,7 @@
 //! Describes, for the log, a run that has blocked its thread for too long (`pulse`): its kind, its name and where it is
 //! in the code. The watchdog calls this while the run goes on; the thread itself calls it when the run has ended.
 //!
-//! Called attached, from any thread.
+//! These functions are called attached, from any thread.
 
 use pyo3::ffi;
 use pyo3::prelude::*;

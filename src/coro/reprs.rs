@@ -1,4 +1,4 @@
-//! Gives each coro its own record of the containers whose `repr` is in progress, which CPython keeps per thread.
+//! Gives each coro its own record of the containers whose `repr` is in progress. CPython has one record per thread.
 //!
 //! `Py_ReprEnter` keeps these containers in a list, the entry `Py_Repr` of the thread state's dict, so that the `repr`
 //! of a container that contains itself shows `...` instead of recursing forever. The `__repr__` of an item may wait,
@@ -6,9 +6,8 @@
 //! switch. `Fiber::reprs` holds the contents for the stack that is not running: the coro's contents while the coro is
 //! suspended, and the thread's own while the coro runs. The list object itself stays the same.
 //!
-//! While no `repr` is in progress, each switch costs three tests. The exchange swaps the fields of the list object,
-//! which needs no memory except for a box, and runs no Python code. Source: `Py_ReprEnter` in CPython's
-//! `Objects/object.c`.
+//! While no `repr` is in progress, each switch costs three comparisons. The exchange swaps the fields of the list
+//! object. It allocates only a box, and runs no Python code. Source: `Py_ReprEnter` in CPython's `Objects/object.c`.
 
 use std::cell::Cell;
 use std::mem;
@@ -50,8 +49,7 @@ impl ReprList {
         }
     }
 
-    /// Called when the thread ends. Coros that are still resumed after this, in order to end, share the thread's
-    /// record.
+    /// Called when the thread ends. Afterwards, coros are resumed only to end, and share the thread's record.
     pub(super) fn forget(&self, py: Python<'_>) {
         let list = self.0.replace(ptr::null_mut());
         // SAFETY: attached; null, or the reference of `set_up`.

@@ -53,9 +53,9 @@ pub(super) struct Runtime {
     pub(super) is_forked: Cell<bool>,
     /// The coro that is running, null on the thread's own stack.
     pub(super) current: Cell<*mut ffi::PyObject>,
-    /// The coro that must not wait now, because a garbage collection is running on its stack, which may be evicted
-    /// (`collector`), or because a native profile function is being told of its frames (`profiling`). Null if there is
-    /// no such coro.
+    /// The coro that must not wait now; null if there is none. Either a garbage collection is running on the coro's
+    /// stack, so the stack must not be evicted (`collector`), or the coro's frames are being reported to a native
+    /// profile function (`profiling`).
     pub(super) collecting: Cell<*mut ffi::PyObject>,
     /// Whether a collection runs on the stack of `collecting`.
     pub(super) is_collecting: Cell<bool>,
@@ -451,11 +451,11 @@ impl Runtime {
             unsafe { fiber.state.instrument(coro.py())? };
             return Ok(pointer);
         }
-        // The data arrives while the other stack is copied away.
+        // The prefetched data arrives while the other stack is copied out of the slot.
         fiber.prefetch_stack();
         self.evict(shared).ok_or_else(no_memory)?;
         if let Some(saved) = fiber.saved.take() {
-            // SAFETY: the slot is free, and the bytes were taken out of it.
+            // SAFETY: the slot is free, and `saved` was copied out of this slot.
             unsafe {
                 shared.stack.restore(&saved);
                 fiber.relinked.restore();

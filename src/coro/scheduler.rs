@@ -106,7 +106,7 @@ fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> 
     finished.and(warned)
 }
 
-/// Handles a lack of memory for bringing the coro's stack into place. The coro was not switched to. A coro that has
+/// Called if the coro could not be resumed because there was no memory to bring its stack into place. A coro that has
 /// never run ends with the error. Any other coro stays ready and is tried again in the next iteration, so that its
 /// function does not see the error.
 #[cold]
@@ -269,8 +269,8 @@ pub(super) fn make_ready(coro: Coro<'_>) {
 }
 
 /// Marks the coro as ready and removes it from the queue in which it waits. The caller, and nobody else, then resumes
-/// it or puts it into its loop's ready queue. Returns false if the coro was ready already. If the queue is shared, this
-/// is called inside of its `exclusive`.
+/// it or puts it into its loop's ready queue. Returns false if the coro was ready already. If the queue is shared, the
+/// caller must make this call inside the queue's `exclusive`.
 #[inline]
 pub(super) fn claim(coro: Coro<'_>) -> bool {
     if coro.status.get() == Status::Ready {
@@ -336,7 +336,7 @@ pub(super) fn set_type(kind: Bound<'_, PyType>) {
 
 /// Whether `kind` is the native type or a subclass of it.
 pub(super) fn is_coro_type(kind: &Bound<'_, PyType>) -> bool {
-    // SAFETY: attached; two live types, CORO_TYPE is set when the module is made.
+    // SAFETY: attached; two live types: CORO_TYPE is set when the module is made.
     unsafe { ffi::PyType_IsSubtype(kind.as_type_ptr(), CORO_TYPE.load(Ordering::Relaxed)) != 0 }
 }
 

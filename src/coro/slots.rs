@@ -8,8 +8,8 @@
 //!
 //! A slot is the memory in which a coro's stack lies while the coro runs. Stacks that share a slot are copied out and
 //! in when their coros take turns. A few coros that hand data to each other switch all the time and would copy at every
-//! switch, so up to `MAX_SINGLES` coros have a slot to themselves. Among a thousand coros a few more slots would save
-//! nothing, and each slot keeps as much memory as its deepest stack has needed.
+//! switch, so up to `MAX_SINGLES` coros have a slot to themselves. Among a thousand coros, a few more such slots would
+//! save almost no copies, and each slot keeps as much memory as its deepest stack has needed.
 //!
 //! Each thread has its own `Slots`; `take` and `give` are called on the thread's own stack.
 
@@ -99,7 +99,7 @@ impl Slots {
         Ok(Rc::clone(&shared[index]))
     }
 
-    /// A slot for one coro alone. None if the maximum is reached, or if `make` fails.
+    /// A slot for one coro alone. None if no such slot is free, and either the maximum is reached or `make` fails.
     fn take_single<F, E>(&self, make: F) -> Option<Rc<SharedSlot>>
     where
         F: FnOnce() -> Result<Rc<SharedSlot>, E>,

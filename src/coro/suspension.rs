@@ -33,8 +33,8 @@ struct PreparedSwitch {
     main_sp: usize,
 }
 
-/// Prepares the running coro to leave its stack. The caller has already set the coro's status (Ready and queued, or
-/// Waiting) and removed a stale `wake_value`.
+/// Prepares the running coro to leave its stack. The caller has already removed a stale `wake_value`, and has made the
+/// coro either Waiting, or Ready and queued.
 #[inline]
 fn prepare_switch(coro: Coro<'_>) -> PyResult<PreparedSwitch> {
     with_runtime(|runtime| prepare_in(runtime, coro))
@@ -167,7 +167,8 @@ pub(super) unsafe fn wait_in_steps<S, F>(kept: S, step: F) -> *mut ffi::PyObject
 where
     F: Fn(Python<'static>, &mut S, Option<Outcome<'static>>) -> PyResult<Progress<Bound<'static, PyAny>>>,
 {
-    /// The next action. Two words are returned in registers, so they take no room on the stack of a coro that waits.
+    /// The next action. A struct of two words is returned in registers, so it takes no room on the stack of a coro that
+    /// waits.
     struct Next {
         /// The field that receives the coro's stack pointer; None: the call is over.
         sp_place: Option<NonNull<usize>>,
@@ -280,14 +281,15 @@ pub(super) fn current_on_loop(py: Python<'_>) -> Option<Coro<'_>> {
     (!object.is_null()).then(|| unsafe { This::new(py, object) })
 }
 
-/// Whether the running coro has forked, and this is the child.
+/// Whether this process is a child that the running coro has forked.
 #[inline]
 pub(super) fn is_forked() -> bool {
     with_runtime(|runtime| runtime.is_forked.get())
 }
 
-/// Whether the coro must not leave its stack: a garbage collection is running on that stack, which may be evicted; or a
-/// native profile function is being told of the coro's frames; or the coro has forked and this is the child.
+/// Whether the coro must not leave its stack. It must not do so while a garbage collection is running on the stack, if
+/// the stack may be evicted; while a native profile function is being told of the coro's frames; and in a child process
+/// that the coro has forked.
 #[inline]
 fn is_held(runtime: &Runtime, coro: Coro<'_>) -> bool {
     runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get()
@@ -493,8 +495,8 @@ pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcom
     outcome
 }
 
-/// Cancels the timer of a wait that has ended before the timer ran, so that the timer does not end a later wait. If the
-/// timer is already due, it is in the ready queue, and the loop's timers need not be told.
+/// Cancels the timer of a wait that has ended before the timer ran, so that the timer does not end a later wait. A timer
+/// that is already due has moved from the loop's `timers` to the ready queue, so `timers` need not be told.
 pub(super) fn end_timer(coro: Coro<'_>, timer: HandleRef) {
     let py = coro.py();
     let handle = timer.this(py);

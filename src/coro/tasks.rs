@@ -99,7 +99,7 @@ unsafe fn take_current(coro: Coro<'_>) -> *mut ffi::PyObject {
 }
 
 /// Sets the thread's running loop to the one that the coro sees while it hides its own loop (usually none). Returns
-/// false if there is no memory for that; the coro then sees its own loop from now on.
+/// false if that fails; from then on, the coro sees its own loop.
 ///
 /// # Safety
 /// Attached, on the thread's own stack; the fiber is the coro's.
@@ -252,7 +252,7 @@ pub(super) fn end(fiber: &mut Fiber, _: Python<'_>) {
 /// The running loop that asyncio sees in this thread, or None.
 pub(super) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     if CURRENT_TASK.load(Ordering::Relaxed).is_null() {
-        // The native module is in use without the Python package, which calls `set_up`.
+        // `set_up` has not been called: the native module is in use without the Python package.
         return Ok(py.None().into_bound(py));
     }
     names(py).read_running_loop.bind(py).call0()

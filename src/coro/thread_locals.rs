@@ -16,7 +16,7 @@
 //! to the coro. The search runs only if pybind11 is loaded, and only for stacks that are deep enough to contain a call
 //! through C++.
 //!
-//! The scheduler calls this on the thread's own stack.
+//! The scheduler calls these functions on the thread's own stack.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

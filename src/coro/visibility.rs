@@ -16,7 +16,7 @@ fn hiding(py: Python<'_>) -> Option<Coro<'_>> {
     current(py).filter(|coro| coro.hides_loop.get())
 }
 
-/// Whether the running coro hides the loop. In a process that the coro has forked there is no loop to hide.
+/// Whether the running coro hides the loop. False in a process that the coro has forked, which has no loop to hide.
 pub(super) fn is_hidden(py: Python<'_>) -> bool {
     hiding(py).is_some() && !with_runtime(|runtime| runtime.is_forked.get())
 }
@@ -32,7 +32,7 @@ pub(super) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok(hidden.unwrap_or(visible))
 }
 
-/// RuntimeError if `event_loop` is a loop that blocking code runs inside a coro: such a loop cannot run coros.
+/// Raises RuntimeError if `event_loop` is a loop that blocking code runs inside a coro: such a loop cannot run coros.
 pub(super) fn check_can_host(event_loop: &Bound<'_, PyAny>) -> PyResult<()> {
     match hiding(event_loop.py()) {
         Some(coro) if coro.event_loop.as_ptr() != event_loop.as_ptr() => Err(PyRuntimeError::new_err(

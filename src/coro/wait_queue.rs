@@ -28,8 +28,8 @@ use super::coroutine::{Coro, CoroObject};
 use crate::binding::native_type::This;
 use crate::binding::spin_lock::SpinLock;
 
-/// Must not move while a coro is in it. It is a field of a Python object, and each waiting coro keeps that object alive
-/// through a frame on its stack.
+/// A queue must not move while a coro is in it. It is a field of a Python object, and each waiting coro keeps that object
+/// alive through a frame on its stack.
 pub(super) struct WaitQueue {
     first: Cell<*mut CoroObject>,
     last: Cell<*mut CoroObject>,
@@ -47,14 +47,15 @@ pub(super) struct WaitNode {
     previous: Cell<*mut CoroObject>,
     /// A number whose meaning each primitive defines, such as an amount, the kind of the waiter, or its ticket.
     pub(super) request: Cell<i64>,
-    /// The coro was granted its request. If it is interrupted before it runs, it has to pass the grant on or give it
-    /// back.
+    /// Whether the coro was granted its request. If the coro is interrupted before it runs, it has to pass the grant on
+    /// or give it back.
     pub(super) is_granted: Cell<bool>,
-    /// The timeout expired before the request was granted.
+    /// Whether the timeout expired before the request was granted.
     pub(super) is_late: Cell<bool>,
 }
 
-/// Has a cache line to itself, because other data in the line would be contended, too.
+/// Gives a value a cache line of its own. Otherwise, threads that contend for the value would also slow down accesses to
+/// other data in its cache line.
 #[repr(align(128))]
 struct Alone<T>(T);
 
@@ -78,15 +79,15 @@ impl WaitQueue {
         }
     }
 
-    /// Coros may leave a shared queue at any time. But no coro enters it while the caller is in the critical section of
-    /// the object that contains the queue.
+    /// The number of coros in the queue. Coros may leave a shared queue at any time, but none enters it while the caller
+    /// is in the critical section of the object that contains the queue.
     pub(super) fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
     }
 
     #[inline]
     fn add_to_len(&self, difference: isize) {
-        // One thread at a time changes it, so this need not be one atomic operation.
+        // Only one thread at a time changes `len`, so the load and the store need not be one atomic operation.
         let len = self.len.load(Ordering::Relaxed);
         self.len
             .store(len.wrapping_add_signed(difference), Ordering::Relaxed);

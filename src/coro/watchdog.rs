@@ -71,7 +71,8 @@ struct Watched {
     pulse: Arc<Pulse>,
     /// `Pulse::last_change` at the last check.
     seen: u64,
-    /// The run that was reported, identified by the time from which it counts (`Pulse::holding_up_since`).
+    /// The run that was reported, identified by the time from which it may have held something up
+    /// (`Pulse::holding_up_since`).
     reported_ns: Option<u64>,
 }
 
@@ -112,7 +113,7 @@ fn get_or_make(report: Report) -> &'static Watchdog {
 pub(super) fn watch(pulse: &Arc<Pulse>, report: Report) {
     pulse.set_unwatched(false);
     if !HAS_GIL {
-        return; // nothing would keep the run from ending while the watchdog looks at it
+        return; // without a GIL, the run could end while the watchdog looks at it
     }
     let watchdog = get_or_make(report);
     let mut state = watchdog.lock();
@@ -132,8 +133,8 @@ pub(super) fn watch(pulse: &Arc<Pulse>, report: Report) {
             state.is_alive = true;
             state.thread = Some(handle);
         }
-        // The process cannot start another thread. Late runs are then reported only when they end, and later runs of
-        // the threads that were to be watched do not try to start the watchdog again.
+        // The process cannot start another thread. So late runs are reported only when they end. The pulses of these
+        // threads stay marked as watched, so their later runs do not try to start the watchdog again.
         Err(_) => state.watched.clear(),
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! For an IPv4 or an IPv6 literal, only the address field of `socket.getaddrinfo`'s answer depends on the literal
 //! itself. So the C library is called once for each IP version and each combination of family, type, protocol and
-//! flags. Its answer is a list of kinds of sockets. When the numbers in the list have been converted to enum members of
-//! the `socket` module, the list is the pattern for all other literals of that IP version. Unusual requests (with a
-//! zone, a service name, or flags that could change the answer) are resolved like host names. So are all requests in
-//! debug mode, and all requests while a program has replaced `socket.getaddrinfo`, or the function
-//! `_socket.getaddrinfo` that it calls.
+//! flags. The numbers in its answer are converted to enum members of the `socket` module. The result, without the
+//! address, is the pattern of the answers to all requests with that IP version and that combination.
+//!
+//! Unusual requests (with a zone, a service name, or flags that could change the answer) are resolved like host names.
+//! So are all requests in debug mode, and all requests while a program has replaced `socket.getaddrinfo` or
+//! `_socket.getaddrinfo`.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -54,8 +55,8 @@ unsafe impl Send for Pattern {}
 
 static PATTERNS: Mutex<Vec<(Question, Pattern)>> = Mutex::new(Vec::new());
 
-/// CPython's own `socket.getaddrinfo` and `_socket.getaddrinfo`. If a program replaced one of them before the import,
-/// its entry is a plain `object()`, which is equal to no function.
+/// CPython's own `socket.getaddrinfo` and `_socket.getaddrinfo`. If a program replaced one of them before it imported
+/// grapeshot, the entry of that one is a plain `object()`, which is equal to no function.
 static ORIGINALS: PyOnceLock<[Kept; 2]> = PyOnceLock::new();
 
 #[derive(Clone, Copy)]
@@ -103,7 +104,8 @@ fn literal(host: &Bound<'_, PyAny>) -> Option<Literal> {
     Literal::parse(std::str::from_utf8(bytes.as_bytes()).ok()?)
 }
 
-/// The port number if the argument is an exact int in range, 0 for None.
+/// The port number: the argument if it is an exact int in range, or 0 if it is Python's None. Rust's None for any other
+/// argument.
 #[inline]
 fn port_number(port: &Bound<'_, PyAny>) -> Option<u16> {
     if port.is_none() {
@@ -196,8 +198,8 @@ fn member<'py>(enumeration: &Bound<'py, PyAny>, number: c_int) -> PyResult<Bound
     }
 }
 
-/// Whether the `socket` module and `_socket` have their own `getaddrinfo`. Programs and tests replace it, and then the
-/// replacement must be called.
+/// Whether `socket.getaddrinfo` and `_socket.getaddrinfo` are both CPython's own. If a program or a test has replaced
+/// one of them, the replacement must be called.
 #[inline]
 fn is_original(py: Python<'_>) -> PyResult<bool> {
     let Some(originals) = ORIGINALS.get(py) else {
@@ -271,7 +273,7 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
         )
     };
     if let Err(error) = audit::check(py, audited) {
-        // asyncio's method raises it in the first step of its coroutine.
+        // As in asyncio, the hook's exception is raised by the first step of the coroutine, not by the call.
         return sock::refused(this, error).map(Some);
     }
     let address = literal.socket_address(&host, number)?;

@@ -189,7 +189,7 @@ fn call_soon_threadsafe<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -
     Ok(handle.into_bound(this.py()))
 }
 
-/// The first argument as seconds.
+/// Converts a delay or deadline to seconds. `none_message` is the text of the TypeError for None.
 #[inline]
 fn seconds(py: Python<'_>, value: *mut ffi::PyObject, none_message: &'static str) -> PyResult<f64> {
     // SAFETY: an argument, alive for the length of the call; attached.
@@ -245,8 +245,8 @@ fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectRe
     if !this.clock().is_native(this.py()) {
         return call_later_by_clock(this, &args);
     }
-    // This multiplies, while time() divides. The results differ by less than the margin that is added to deadlines
-    // (`timers::deadline_key`).
+    // Here the nanoseconds are multiplied by 1e-9, but `time()` divides them by 1e9. The results differ by less than
+    // the margin that is added to deadlines (`timers::deadline_key`).
     schedule_timer(
         this,
         &args,

@@ -130,8 +130,8 @@ impl Contexts {
         Ok((made.into_ptr(), is_shared))
     }
 
-    /// The context in which a handle with this template runs, as a new reference; null with an exception set on
-    /// failure.
+    /// The context in which a handle with this template runs, as a new reference. On failure, returns null and sets an
+    /// exception.
     ///
     /// # Safety
     /// Attached, and the caller holds the template.
@@ -178,8 +178,8 @@ impl Contexts {
         }
     }
 
-    /// Whether the spare has values. The field `has_values` does not tell, because the spare may be a copy of an older
-    /// template.
+    /// Whether the spare has values. The field `has_values` is about the current template, but the spare may be a copy
+    /// of an older one.
     #[inline]
     fn has_spare_values(&self) -> bool {
         let spare = self.spare.as_ptr();

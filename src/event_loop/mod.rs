@@ -42,8 +42,8 @@ fn before_fork(py: Python<'_>) -> PyResult<()> {
     reactor::flush_running(py)
 }
 
-/// `_after_fork()`, in the child: from now on writes are sent at once, because the child may exit in the middle of the
-/// step.
+/// `_after_fork()`, in the child: from now on writes are sent at once, because perhaps no loop will run in the child to
+/// send them later.
 #[pyfunction(name = "_after_fork")]
 fn after_fork() {
     reactor::after_fork();

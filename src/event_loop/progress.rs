@@ -1,7 +1,7 @@
 //! `Progress`: whether an operation is done or must wait.
 //!
-//! Every function that does a part of an operation returns a `Progress`: a step of a native coroutine, a step of a
-//! function that makes its coro wait, and an attempt to use a descriptor.
+//! Three things return a `Progress`: a step of a native coroutine, a step of a function that makes its coro wait, and
+//! an attempt to use a descriptor.
 
 use pyo3::prelude::*;
 

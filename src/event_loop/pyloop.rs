@@ -84,13 +84,13 @@ impl LoopObject {
     /// `loop.time()`, which the program may have replaced.
     #[inline(always)]
     pub(crate) fn clock(&self) -> LoopClock<'_> {
-        // SAFETY: `self` is a loop, and its own version is passed.
+        // SAFETY: `self` is a loop, and the clock version is its own.
         unsafe { LoopClock::new(self.as_ptr(), &self.clock_version) }
     }
 
     /// Runs `body`, which touches the cells of the loop or of its native objects. While a thread runs the loop, only
-    /// that thread may touch them; otherwise one thread at a time. Free-threaded builds enforce this. With a GIL, only
-    /// one thread runs at a time anyway, and asyncio checks the thread only in debug mode.
+    /// that thread may touch them; otherwise one thread at a time. Free-threaded builds enforce this. Builds with a
+    /// GIL need no check here: only one thread runs at a time, and asyncio, too, checks the thread only in debug mode.
     ///
     /// In free-threaded builds, raises RuntimeError if another thread runs the loop.
     #[inline(always)]

@@ -36,8 +36,8 @@ pub(crate) trait Source: Sized {
     fn on_displaced(this: This<'_, Self>);
 }
 
-/// `Source` for one layout, with its four functions as function pointers. The caller passes a live object of that
-/// layout and holds a reference to it.
+/// The constant and the functions of `Source` for objects of one layout. The caller of a function passes a live object
+/// of that layout and holds a reference to it.
 struct Calls {
     needs_running_loop: bool,
     on_ready: unsafe fn(Python<'_>, *mut ffi::PyObject, Readiness) -> PyResult<()>,
@@ -83,8 +83,8 @@ impl<T: Source> CallsOf<T> {
     };
 }
 
-/// A reference to a registered source, and the functions to call on it. The fd table has one, and each use of the
-/// source takes another, because the use may end the registration.
+/// A reference to a registered source, and the functions to call on the source. The fd table holds one such reference.
+/// Each use of the source takes another one, because the use may end the registration.
 pub(crate) struct SourceRef {
     object: ObjectRef,
     calls: &'static Calls,

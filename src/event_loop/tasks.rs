@@ -87,7 +87,8 @@ fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectRe
     }
 }
 
-/// The entry of CPython's method table for the callback with which a task waits for a future. Null until it was found.
+/// The method table entry of `task_wakeup`, the callback with which CPython's own `Task` waits for a future. Null until
+/// the entry is found.
 static TASK_WAKEUP: AtomicPtr<ffi::PyMethodDef> = AtomicPtr::new(ptr::null_mut());
 
 /// Whether the callback is the one with which CPython's own `Task` waits for a future.
@@ -104,14 +105,14 @@ fn wakes_task(callback: &Bound<'_, PyAny>) -> bool {
     }
 }
 
-/// Stores the method table's entry if the function is a task's callback. Returns whether it is.
+/// Returns whether the function is `task_wakeup`. If it is, stores its method table entry.
 ///
 /// # Safety
-/// A live builtin function.
+/// `function` is a live builtin function.
 #[cold]
 unsafe fn learn_wakeup(py: Python<'_>, function: &ffi::PyCFunctionObject) -> bool {
     let task_type = names(py).task_type.as_ptr().cast();
-    // SAFETY: by the contract; each method table's entry has a name.
+    // SAFETY: by the contract; each entry of a method table has a name.
     let is_wakeup = unsafe {
         !function.m_self.is_null()
             && ffi::PyObject_TypeCheck(function.m_self, task_type) != 0
@@ -127,10 +128,10 @@ impl LoopObject {
     /// Schedules `callback(awaited)`. `awaited` is one of our own objects that tasks await, and its wait has ended
     /// without an exception.
     ///
-    /// Before CPython's task goes on, it asks the object for its result, which it then drops. If the object is not an
-    /// `asyncio.Future`, the task looks up the method `result` by a string that it has just made, which no cache of
-    /// methods contains. In free-threaded builds, all threads then also write to the same cache. Therefore a task gets
-    /// a done future instead.
+    /// If the callback is that of a CPython task, it gets a done future instead of `awaited`, for speed. The task asks
+    /// the object for a result, which it then drops. If the object were not an `asyncio.Future`, the task would look up
+    /// the method `result` by a string that it has just made, which no cache of methods contains. In free-threaded
+    /// builds, all threads would then also write to the same cache.
     #[inline]
     pub(crate) fn soon_after_wait(
         &self,
@@ -147,8 +148,8 @@ impl LoopObject {
         self.soon(callback, &[awaited], context)
     }
 
-    /// Makes the future that `soon_after_wait` passes to tasks. This happens before a run, because a wake-up that fails
-    /// would be lost.
+    /// Makes the future that `soon_after_wait` passes to tasks. This is done before a run: if it failed during a
+    /// wake-up, the wake-up would be lost.
     pub(super) fn make_done_future(&self, py: Python<'_>) -> PyResult<()> {
         let kwargs = names(py).done_future_kwargs.bind(py).cast_into::<PyDict>()?;
         let future = names(py).future_type.bind(py).call((), Some(&kwargs))?;
@@ -208,8 +209,8 @@ fn has_plain_keywords(args: &Args<'_, '_>) -> bool {
     }
 }
 
-/// Whether asyncio's C code knows this loop as the one that runs in this thread. Always false before Python 3.14, where
-/// finding out costs more than it saves.
+/// Whether asyncio's C code knows this loop as the one that runs in this thread. Before Python 3.14, finding out costs
+/// more than it saves, so the result is always false.
 #[inline]
 fn is_running_loop(this: This<'_, LoopObject>) -> PyResult<bool> {
     let Some(get_running_loop) = names(this.py()).get_running_loop else {

@@ -178,7 +178,7 @@ impl WaiterObject {
     }
 }
 
-/// Ends the wait of a coroutine that has ended. Queues no callback.
+/// Ends the wait of a coroutine that will not run again. Queues no callback.
 pub(crate) fn leave(this: Waiter<'_>) {
     leave_table(this);
     if this.is_pending() {

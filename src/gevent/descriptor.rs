@@ -523,7 +523,7 @@ unsafe fn wake_all_closed(py: Python<'_>, object: *mut ffi::PyObject) -> PyResul
     // SAFETY: queued by `on_displaced` with a descriptor, to which the queue holds a reference.
     let this: Descriptor<'_> = unsafe { This::new(py, object) };
     if this.state.get() != State::Unregistered {
-        return Ok(()); // registered again since
+        return Ok(()); // registered again in the meantime
     }
     let mut result = Ok(());
     for watcher in take(py, this) {

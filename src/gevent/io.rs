@@ -234,7 +234,7 @@ fn begin<'py>(this: Io<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(none(this.py()))
 }
 
-/// Ends the wait, if there is one.
+/// Stops the watcher if it is active, and forgets its callback.
 fn end(this: Io<'_>) -> PyResult<()> {
     let py = this.py();
     let _callback = this.callback.take(py);
@@ -302,7 +302,7 @@ fn hide_loop<'py>(this: Io<'py>, callback: &Bound<'_, PyAny>) -> PyResult<Option
     }
 }
 
-/// The item of a tuple that has only one, unless this item stands for the events.
+/// The only item of a tuple. None if the tuple does not have exactly one item, or if the item stands for the events.
 fn only_item<'a, 'py>(args: &'a Bound<'py, PyAny>) -> Option<Borrowed<'a, 'py, PyAny>> {
     let args = args.cast::<PyTuple>().ok()?;
     let item = args.get_borrowed_item(0).ok()?;
@@ -364,7 +364,7 @@ fn call<'py>(
 ) -> PyResult<()> {
     let py = this.py();
     let Ok(mut args) = args.cast_into::<PyTuple>() else {
-        return Ok(()); // None: stopped by Python code
+        return Ok(()); // Python code has set `args` to None, so there is nothing to call
     };
     if !args.is_empty() && args.get_item(0)?.is(events_marker(py)) {
         let mut given: Vec<_> = args.iter().collect();

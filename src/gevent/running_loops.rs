@@ -5,8 +5,9 @@
 //! the current tasks in a dict whose keys are the loops, which needs no exchange. A greenlet that is suspended while a
 //! loop runs in it keeps the loop and the task in its attribute `_grapeshot_running`.
 //!
-//! A traced switch costs several times as much as an untraced one. So when a poll has found events for greenlets that
-//! wait for descriptors, the hub hides its loop and removes the tracer, if no greenlet of the thread keeps a loop:
+//! A traced switch costs several times as much as an untraced one. So before the hub switches to greenlets whose
+//! descriptors are ready, it hides its loop and removes the tracer. It does so only while no greenlet of the thread
+//! keeps a loop:
 //!
 //! ```text
 //!   hide():  running loop: none, no tracer
@@ -212,12 +213,16 @@ fn begin_to_hide(event_loop: &Bound<'_, PyAny>, callback: &Bound<'_, PyAny>) -> 
     }
     let tracer = switching.get_trace.bind(py).call0()?;
     if tracer.is_none() {
-        // A greenlet has removed the tracer, so the hub may still keep its loop. `show` puts both back.
+        // A greenlet has removed the tracer, so the switch back to the hub was not traced, and the hub may still keep
+        // its loop. Later, `show` makes that loop the running one, and puts the tracer back.
         drop(take(&hub, names(py)._grapeshot_running)?);
     } else if tracer.as_ptr() != switching.exchange.as_ptr() {
         return Ok(false);
     }
     if KEEPING.get() > 0 || reactor.probe.has(Mode::STEPS) {
+        if tracer.is_none() {
+            show(py, LoopObject::of(event_loop))?;
+        }
         return Ok(false);
     }
     set_running(py, &none(py))?;
@@ -236,7 +241,7 @@ fn show(py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
     let set_trace = switching.set_trace.bind(py);
     let tracer = set_trace.call1((&exchange,))?;
     if !tracer.is_none() && !tracer.is(&exchange) {
-        // A greenlet has set this tracer. From now on, both are called.
+        // A greenlet has set `tracer`. From now on, both `tracer` and `exchange` are called.
         set_trace.call1((tracer,))?;
         py.import("grapeshot.gevent._loop")?
             .call_method0("_watch_switches")?;

@@ -162,7 +162,7 @@ impl NativeType for ChildObject {
 }
 
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_repr, attached, with an object of this type.
+    // SAFETY: attached, and CPython calls tp_repr with an object of this type.
     unsafe { represent::<ChildObject>(slf, |this| Ok(format!("<_Child pid={}>", this.pid.get()))) }
 }
 

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::binding::rows::extend_type;
 
-/// Adds the type to the module, and `_watch_child`, which makes its objects, to `grapeshot._core.Loop`.
+/// Makes the type of the watches, and adds the method `_watch_child` to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     child::register(module)?;
     extend_type(&module.getattr("Loop")?, child::loop_methods())

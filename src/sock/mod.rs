@@ -6,8 +6,8 @@
 //!
 //! Each operation (except `_wait_writable`) first makes the system call, and waits only if the call would block. While
 //! it waits, it has an entry in the loop's fd table (`event_loop::reactor::descriptors::waiting`). The event only wakes
-//! the coroutine, which repeats the call itself. So a task that is cancelled while it waits has taken no data from the
-//! socket, and the next operation finds all of it.
+//! the coroutine, and the coroutine repeats the call. So a task that is cancelled while it waits has taken no data from
+//! the socket, and the next operation finds all of it.
 
 mod attempts;
 mod operation;

@@ -27,7 +27,7 @@ static ACCEPT: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// the type or one of its bases changes.
 static VERSION: AtomicU32 = AtomicU32::new(0);
 
-/// True if native code may use the socket's descriptor instead of calling its methods.
+/// True if native code may make system calls on the descriptor instead of calling the socket's methods.
 #[inline]
 pub(super) fn is_plain(socket: &Bound<'_, PyAny>) -> bool {
     let expected = SOCKET_TYPE.load(Ordering::Relaxed);

@@ -49,7 +49,7 @@ unsafe extern "C" fn get_object<T: NativeType>(
     slf: *mut ffi::PyObject,
     closure: *mut c_void,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls getters attached, with an object of the type and the closure of the row.
+    // SAFETY: the thread is attached, and CPython passes an object of the type and the closure of the row.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -105,7 +105,7 @@ unsafe extern "C" fn set_flag<T: NativeType>(
     }
 }
 
-/// Runs the body of a setter. `AttributeError` on deletion.
+/// Runs the body of a setter. Raises `AttributeError` if the attribute is to be deleted.
 ///
 /// # Safety
 /// CPython must have called a setter of a type with the layout `T` with these arguments.
@@ -125,9 +125,9 @@ pub(super) unsafe fn with_value<T: NativeType>(
     }
 }
 
-/// A type whose objects remember whether a program has replaced one of their methods on the object.
+/// Each object of such a type remembers whether a program has replaced one of `METHODS` on it.
 pub(super) trait Customizable: NativeType {
-    /// The names of these methods. If one is replaced, native code no longer stands in for the object's methods.
+    /// Names of methods. If one is replaced on an object, native code no longer stands in for that object's methods.
     const METHODS: &'static [&'static str];
 
     fn is_customized(&self) -> &Cell<bool>;

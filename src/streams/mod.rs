@@ -122,8 +122,8 @@ impl StreamType {
 }
 
 /// `_set_stream_types(reader, writer, protocol)`: sets the classes whose objects native code treats as its own. Called
-/// once. The classes get the native methods, because CPython specializes a method call only if it finds the method on
-/// the object's exact type.
+/// once. The native methods are also added to the reader's and the writer's class, because CPython specializes a method
+/// call only if it finds the method on the object's exact type.
 #[pyfunction(name = "_set_stream_types")]
 fn set_stream_types(
     reader: &Bound<'_, PyType>,
@@ -167,8 +167,8 @@ unsafe extern "C" fn new_object(
     _args: *mut ffi::PyObject,
     _kwargs: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_new, attached, with a type of this module or a subclass. The memory comes zeroed, and that
-    // is a valid object of each of them.
+    // SAFETY: CPython calls tp_new, attached, with a type of this module or a subclass. The memory comes zeroed, and
+    // zeroed memory is a valid object of each of these types.
     unsafe { ffi::PyType_GenericAlloc(kind, 0) }
 }
 

@@ -54,7 +54,7 @@ fn reader_object(this: Protocol<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
         None => Ok(None),
         Some(reference) => match reference.cast_exact::<PyWeakrefReference>() {
             Ok(reference) => Ok(reference.upgrade()),
-            // A program has put another object here; it is called like a weak reference.
+            // A program has put an object of another kind here; we call that object as we would call a weak reference.
             Err(_) => Ok(Some(reference.call0()?).filter(|reader| !reader.is_none())),
         },
     }

@@ -197,7 +197,7 @@ fn gathered(this: Reader<'_>) -> PyResult<Bound<'_, PyByteArray>> {
 fn append(buffer: &Bound<'_, PyByteArray>, data: &[u8]) -> PyResult<()> {
     let old_len = buffer.len();
     buffer.resize(old_len + data.len())?;
-    // SAFETY: a live bytearray with room for `data`, which is not part of it; no Python code runs during the copy.
+    // SAFETY: a live bytearray with room for `data`, which lies elsewhere. No Python code runs during the copy.
     unsafe {
         let start = ffi::PyByteArray_AsString(buffer.as_ptr()).cast::<u8>();
         ptr::copy_nonoverlapping(data.as_ptr(), start.add(old_len), data.len());

@@ -32,7 +32,7 @@ const KEPT_CAPACITY: usize = 1024;
 
 /// The buffers of one connection.
 pub(super) struct Buffers {
-    /// Received ciphertext that OpenSSL has not read, from `incoming_start` on.
+    /// Received ciphertext. OpenSSL has already read the bytes before `incoming_start`.
     incoming: Vec<u8>,
     incoming_start: usize,
     /// Ciphertext that follows the content of `incoming`, in the caller's memory.
@@ -44,7 +44,7 @@ pub(super) struct Buffers {
     window_len: usize,
     /// The ciphertext that did not fit into the window, or came while there was no window, and all that came after it.
     outgoing: Vec<u8>,
-    /// There was no memory for ciphertext. Nothing can be read or written any more.
+    /// True once memory for ciphertext could not be allocated. From then on, OpenSSL's reads and writes fail.
     pub(super) is_broken: bool,
 }
 
@@ -99,7 +99,7 @@ impl Buffers {
         true
     }
 
-    /// Lets OpenSSL read `len` bytes at `memory` after the ciphertext that is kept.
+    /// Lets OpenSSL read `len` bytes at `memory`, once it has read the content of `incoming`.
     ///
     /// # Safety
     /// The memory must stay valid and unchanged until `withdraw`.
@@ -144,12 +144,12 @@ impl Buffers {
         len
     }
 
-    /// The ciphertext outside of the window.
+    /// Takes the ciphertext that is not in the window.
     pub(super) fn take_outgoing(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Fills `target` from the ciphertext. Returns the number of bytes.
+    /// Moves unread ciphertext to `target`, up to `capacity` bytes. Returns the number of bytes.
     fn give(&mut self, target: *mut u8, capacity: usize) -> usize {
         let kept = &self.incoming[self.incoming_start..];
         if !kept.is_empty() {
@@ -200,7 +200,7 @@ impl Buffers {
 }
 
 // OpenSSL calls the functions below only for BIOs that `Direct::new` has made. So `OpenSsl`, the table of OpenSSL's own
-// functions, is loaded by then.
+// functions, is loaded when they run.
 
 /// Locks the buffers. Code that holds the lock never calls Python and never panics.
 pub(super) fn locked(buffers: &Mutex<Buffers>) -> MutexGuard<'_, Buffers> {
@@ -218,7 +218,7 @@ pub(super) unsafe extern "C" fn read(bio: *mut Bio, target: *mut c_char, capacit
     let Some(openssl) = OpenSsl::loaded() else {
         return -1;
     };
-    // SAFETY: OpenSSL passes one of our BIOs, and its own memory with that capacity.
+    // SAFETY: OpenSSL passes one of our BIOs, and memory of its own with `capacity` bytes.
     unsafe {
         (openssl.BIO_clear_flags)(bio, RETRY_ANY);
         let mut buffers = locked(buffers_of(openssl, bio));

@@ -35,8 +35,8 @@ pub(super) struct BufferView {
 }
 
 static BUFFER_VIEW_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
-/// The spare object, if no call uses it. A call takes it out, since a callback (SNI) may make another such call before
-/// the first one returns.
+/// A spare object, or null. A call takes the object out. If a callback (SNI) then makes another such call before the
+/// first one returns, that call makes an object of its own.
 static SPARE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 impl NativeType for BufferView {
@@ -94,7 +94,7 @@ impl BufferView {
     ) -> PyResult<R> {
         let mut object = SPARE.swap(ptr::null_mut(), Ordering::Acquire);
         if object.is_null() {
-            // SAFETY: `register` made the type for this layout, in which zeroes are valid.
+            // SAFETY: `register` made the type for this layout, which is valid if all bytes are zero.
             object = unsafe {
                 let made = ffi::PyType_GenericAlloc(BUFFER_VIEW_TYPE.load(Ordering::Relaxed), 0);
                 Bound::from_owned_ptr_or_err(py, made)?.into_ptr()
@@ -122,7 +122,7 @@ impl BufferView {
 }
 
 unsafe extern "C" fn get_buffer(slf: *mut ffi::PyObject, view: *mut ffi::Py_buffer, flags: c_int) -> c_int {
-    // SAFETY: CPython calls this, attached, with an object of this type and a view to fill.
+    // SAFETY: CPython calls this in an attached thread, with an object of this type and a view to fill.
     unsafe {
         let this = &*slf.cast::<BufferView>();
         let memory = this.memory.replace(ptr::null_mut());

@@ -30,7 +30,7 @@ const HEADER_LEN: usize = 5;
 /// The length of the nonce and the tag of a record of TLS 1.2 with AES-GCM, the most common cipher. (A longer record
 /// that does not fit into the window goes to `Buffers::outgoing`.)
 const AES_GCM_LEN: usize = 24;
-/// The largest window for ciphertext. More is passed on in several `bytes` objects.
+/// The largest window for ciphertext. More ciphertext than this is passed on in several `bytes` objects.
 const WINDOW_LEN: usize = 96 * 1024;
 
 /// The result of a call.
@@ -86,7 +86,7 @@ impl Direct {
     }
 
     fn buffers(&self) -> &Mutex<Buffers> {
-        // SAFETY: our reference keeps the BIO, which owns the buffers.
+        // SAFETY: our reference keeps the BIO alive, and the BIO owns the buffers.
         unsafe { self.buffers.as_ref() }
     }
 
@@ -102,8 +102,8 @@ impl Direct {
     /// Lets OpenSSL read `data` where it lies, until the result is dropped. The bytes that OpenSSL has not read by then
     /// are copied.
     pub(super) fn lend<'a>(&'a self, data: &'a [u8]) -> Lent<'a> {
-        // SAFETY: the result borrows the data, and `Lent::drop` withdraws it. (Nothing here leaks the result.
-        // If it were leaked, the memory of the loop's buffer would still be there.)
+        // SAFETY: the result borrows the data, and `Lent::drop` withdraws it. No caller leaks the result, so it is
+        // dropped before the borrow ends.
         unsafe { locked(self.buffers()).lend(data.as_ptr(), data.len()) };
         Lent(self)
     }
@@ -120,7 +120,7 @@ impl Direct {
     /// connection is then lost.
     ///
     /// # Safety
-    /// `capacity` bytes at `memory` may be written, and stay valid during the call even if Python code runs.
+    /// `capacity` bytes at `memory` must be writable, and must stay valid during the call even if Python code runs.
     /// `ssl_socket` must be the object that owns the `SSL`.
     #[inline]
     pub(super) unsafe fn read(
@@ -131,7 +131,7 @@ impl Direct {
     ) -> PyResult<Outcome> {
         let capacity = c_int::try_from(capacity).unwrap_or(c_int::MAX);
         self.openssl.clear_errors();
-        // SAFETY: the caller's contract; the object keeps the SSL.
+        // SAFETY: the caller's contract; `ssl_socket` keeps the SSL alive.
         alone(ssl_socket, || unsafe {
             self.outcome((self.openssl.SSL_read)(
                 self.ssl.as_ptr(),
@@ -160,7 +160,7 @@ impl Direct {
     }
 
     /// # Safety
-    /// `count` must be the result of the last call, and the `SSL` must be live.
+    /// `count` must be the result of the last call of OpenSSL for the `SSL`, and the `SSL` must be live.
     unsafe fn outcome(&self, count: c_int) -> PyResult<Outcome> {
         match usize::try_from(count) {
             Ok(count) if count > 0 => Ok(Outcome::Done(count)),
@@ -196,7 +196,8 @@ impl Direct {
             } else {
                 AES_GCM_LEN
             };
-        // The last record of a write may be short, so longer data may take one record more.
+        // Data that is longer than one record may take several calls, each of which may end with a short record. So
+        // allow for one record more.
         let records = plain_len.div_ceil(RECORD_LEN) + usize::from(plain_len > RECORD_LEN);
         let capacity = (plain_len + records * overhead_len).min(WINDOW_LEN);
         let mut window = NewBytes::with_capacity(py, capacity)?;

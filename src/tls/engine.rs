@@ -260,8 +260,8 @@ impl Engine {
     /// 0 bytes would look like the end of the stream.)
     ///
     /// # Safety
-    /// `capacity` bytes (at least 1) at `memory` may be written, and stay valid during the call even if Python code
-    /// runs.
+    /// `capacity` bytes (at least 1) at `memory` must be writable, and must stay valid during the call even if Python
+    /// code runs.
     #[inline]
     pub(super) unsafe fn read_into(
         &self,
@@ -455,8 +455,8 @@ fn call(
 ) -> PyResult<Bound<'_, PyAny>> {
     let call = [ptr::null_mut(), receiver, arg];
     let count = if arg.is_null() { 2 } else { 3 };
-    // SAFETY: attached; the caller keeps the objects alive. A receiver of the wrong kind (null after the cells were
-    // emptied) is never passed, since nothing calls the engine of a transport that is being freed.
+    // SAFETY: attached; the caller keeps the objects alive. The receiver is never null: the collector empties the
+    // cells only when the transport is being freed, and then nothing calls the engine any more.
     unsafe { Bound::from_owned_ptr_or_err(py, vectorcall(method, &call[..count])) }
 }
 

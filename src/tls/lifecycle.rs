@@ -49,7 +49,7 @@ pub(super) fn start(this: Tls<'_>, inner: &Bound<'_, PyAny>) -> PyResult<()> {
     continue_handshake(this)
 }
 
-/// Starts the timer for a time limit of the handshake or the shutdown.
+/// Starts the timer for the time limit of the handshake or the shutdown.
 pub(super) fn set_timer(this: Tls<'_>, timeout: &crate::binding::object_cell::ObjectCell) -> PyResult<()> {
     let py = this.py();
     if let (Some(event_loop), Some(timeout)) = (this.event_loop.get(py), timeout.get(py)) {
@@ -277,8 +277,8 @@ pub(super) fn inner_eof(this: Tls<'_>) -> PyResult<bool> {
 
 // ---- the end -------------------------------------------------------------------------------------------------
 
-/// Ends the connection now and discards unsent data. Writes that were only collected are sent first, since they would
-/// have been sent already if each write were sent at once.
+/// Ends the connection now and discards unsent data. Writes that were only collected are sent first, because without
+/// collecting they would already have been sent.
 pub(super) fn abort(this: Tls<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
     writing::send_collected(this)?;
     this.flags.set(Flags::CLOSED);

@@ -108,8 +108,7 @@ fn get_write_buffer_limits<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResul
 }
 
 fn get_write_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    // Writes that were only collected are not waiting for the peer, so they are encrypted before the size is
-    // determined.
+    // Send writes that were only collected: they do not wait for the peer, so the size must not include them.
     writing::send_collected(this)?;
     let py = this.py();
     let len_bytes = this.backlog.len_bytes() + this.engine.unsent_len(py)?;

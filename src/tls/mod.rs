@@ -148,8 +148,8 @@ struct TlsBody {
     state: Cell<State>,
     notified: Cell<Notified>,
     flags: FlagCell<Flags>,
-    /// The number of writes after the end, for the warning about them. The loss of the inner transport counts as a
-    /// write, too.
+    /// The number of writes that were ignored, for the warning about them. The loss of the inner transport counts as
+    /// such a write, too.
     lost_writes: Cell<u8>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! They are looked up by name in the library that `_ssl` has loaded, so there is never a second copy of OpenSSL in the
 //! process. Python does not tell which `SSL*` belongs to an `_SSLSocket`. But OpenSSL calls `note_created` with each
-//! `SSL` that it creates. Before such a pointer is used, `is_ssl_of` checks that the object really has it.
+//! `SSL` that it creates. Before such a pointer is used, `is_ssl_of` checks that the `_SSLSocket` really contains it.
 //!
 //! If a function is not found (for example because OpenSSL is linked into the interpreter and its names are hidden), or
 //! if the library is not OpenSSL itself (`LibreSSL` and AWS-LC have functions of the same names that work differently),
@@ -99,7 +99,7 @@ struct Library(*mut c_void);
 
 impl Library {
     /// The library of the extension module `_ssl`; a search in it includes the libraries to which it is linked. If
-    /// `_ssl` is built into the interpreter: all libraries whose names are global.
+    /// `_ssl` is built into the interpreter, a search covers all libraries whose names are global.
     fn of_ssl_module(module: &Bound<'_, PyModule>) -> Option<Self> {
         let version = module.getattr(intern!(module.py(), "OPENSSL_VERSION")).ok()?;
         if !version.extract::<String>().ok()?.starts_with("OpenSSL ") {
@@ -110,7 +110,7 @@ impl Library {
         };
         let path = CString::new(path.extract::<PathBuf>().ok()?.into_os_string().into_vec()).ok()?;
         // SAFETY: the path ends in NUL. RTLD_NOLOAD loads nothing: it returns the library that Python has loaded, or
-        // null. The reference that it adds keeps the library loaded. Python never unloads it either.
+        // null. The reference that it adds keeps the library loaded.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
         (!library.is_null()).then_some(Self(library))
     }
@@ -132,7 +132,7 @@ impl Library {
 static LOADED: OnceLock<Option<OpenSsl>> = OnceLock::new();
 
 impl OpenSsl {
-    /// Finds the functions of the library that `module` (`_ssl`) uses, at the first call.
+    /// At the first call, finds the functions of the library that `module` (`_ssl`) uses.
     pub(super) fn load(module: &Bound<'_, PyModule>) {
         let library = if is_switched_on(OFF) {
             None
@@ -143,9 +143,9 @@ impl OpenSsl {
         LOADED.get_or_init(|| library.and_then(|library| unsafe { Self::find_all(&library) }));
     }
 
-    /// The functions. None before `load`, if the library is not OpenSSL itself, if a function is missing, or if the
-    /// environment variable `GRAPESHOT_MEMORY_BIO` is set to anything but `0` and the empty string. Any thread may call
-    /// this, attached or not.
+    /// The functions. None if `load` has not been called, the library is not OpenSSL itself, a function is missing, or
+    /// the environment variable `GRAPESHOT_MEMORY_BIO` is set to anything but `0` and the empty string. Any thread may
+    /// call this, attached or not.
     pub(super) fn loaded() -> Option<&'static Self> {
         LOADED.get()?.as_ref()
     }

@@ -95,8 +95,9 @@ pub(super) fn rows() -> Vec<ffi::PyMethodDef> {
 // ---- creation --------------------------------------------------------------------------------------------------
 
 /// `loop._tls(protocol, sslcontext, waiter, server_side, server_hostname, handshake_timeout, shutdown_timeout,
-/// call_connection_made=True, accepted=False, below=None)`: makes the transport. The connection gets a copy of the
-/// context of the transport `below` if that is one of grapeshot's, otherwise of the current context.
+/// call_connection_made=True, accepted=False, below=None)`: makes the transport. The application's protocol is called
+/// in a copy of a `contextvars` context. If `below` is a transport of grapeshot, this is a copy of its context,
+/// otherwise of the current one.
 fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [
         protocol,

@@ -97,7 +97,7 @@ pub(super) fn recount(this: Tls<'_>) -> PyResult<()> {
     let unread_len = this.engine.unread_len(this.py())?;
     let whole_len = unread_len.saturating_sub(this.framing.get().partial_len());
     this.capacity.set(whole_len);
-    // This is an upper bound. The reads stop when there is no more data.
+    // An upper bound is enough, because the reads also stop when there is no more data.
     let records = if whole_len == 0 {
         0
     } else {
@@ -215,7 +215,7 @@ fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyA
         }
         match pieces.next() {
             Some(piece) if !is_closed => {
-                // End the loan of the previous piece first. This copies what OpenSSL has not read of it.
+                // End the loan of the previous piece first. This copies the part that OpenSSL has not read.
                 drop(lent.take());
                 count(this, piece);
                 lent = this.engine.lend(py, piece)?;

@@ -47,8 +47,8 @@ pub(super) trait Ending: Body {
     /// Closes the descriptor, or the object that owns it. Does nothing the second time.
     fn close_owned(&self, py: Python<'_>) -> PyResult<()>;
 
-    /// Whether an error is part of normal operation. Such errors are only logged, in debug mode; all other errors go to
-    /// the exception handler.
+    /// Whether an error is part of normal operation. If so, it is logged in debug mode only; all other errors go to the
+    /// exception handler.
     fn is_ordinary(error: &PyErr, py: Python<'_>) -> bool {
         error.is_instance_of::<PyOSError>(py)
     }

@@ -1,5 +1,5 @@
-//! Listening sockets. When the poller reports one as ready, a batch of connections is accepted directly from that
-//! event.
+//! Listening sockets. When the poller reports one as ready, its listener accepts a batch of connections at once, not in
+//! a later callback.
 //!
 //! Used on the loop's thread only. The Python server owns the listening socket; the listener has a reference to the
 //! socket.
@@ -104,9 +104,9 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
 
 impl Source for ListenerObject {
     /// Once `loop.stop()` was called, no connection is accepted until the next run. Suppose that a callback stops the
-    /// loop and cancels all tasks. If connections were accepted later in the same iteration, the callback would miss
-    /// their tasks. asyncio makes the protocol and the transport of such a connection in the next run, too: it makes
-    /// them in a task.
+    /// loop and cancels all tasks. If connections were accepted later in the same iteration, the tasks that serve them
+    /// would not be cancelled. asyncio, too, makes the protocol and the transport of such a connection in the next run,
+    /// because it makes them in a task.
     fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
         let Some(event_loop) = this.event_loop.get(this.py()) else {
             return Ok(());
@@ -266,7 +266,7 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult
     }
     let batch = backlog.extract::<i64>()?.clamp(1, 1024) as u32;
     // Accepted connections inherit TCP_NODELAY from the listening socket, which saves a system call for each of them.
-    // The call fails for sockets that are not TCP.
+    // `set_nodelay` fails for sockets that are not TCP.
     let _ = socket::set_nodelay(fd);
     // SAFETY: `register` made the type for this layout; the allocation comes zeroed, which is a valid state.
     let listener = unsafe {

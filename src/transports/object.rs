@@ -395,9 +395,9 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
     }
 }
 
-/// Calls `function`, which ends the transport; `name` is the name of the transport's method that does so. Without a
-/// GIL, any thread may collect a garbage stream whose finalizer calls the method. If another thread runs the loop, that
-/// thread makes the call soon; in debug mode, the method raises RuntimeError instead.
+/// Calls `function`, which ends the transport. `name` is the transport's method that the caller implements. Without a
+/// GIL, any thread may collect a garbage stream whose finalizer calls this method. So if the loop runs in another
+/// thread, the method is scheduled there; in debug mode, RuntimeError is raised instead.
 pub(crate) fn end<'py, B: Body>(
     this: This<'py, TransportObject<B>>,
     name: &str,
@@ -427,7 +427,8 @@ pub(crate) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &s
     log::debug(this.py(), format, &[this.to_bound()])
 }
 
-/// In debug mode, logs a fault that is not reported, with its traceback.
+/// Logs a fault with its traceback, in debug mode only. This is for faults that the loop's exception handler does not
+/// get.
 pub(crate) fn log_fault<B: Body>(
     this: This<'_, TransportObject<B>>,
     message: &str,

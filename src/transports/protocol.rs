@@ -57,8 +57,8 @@ pub(crate) fn register_native(kind: *mut ffi::PyTypeObject, received: Received) 
 static NATIVE_METHOD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static OBJECT_RECEIVED: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Makes `received` the function that delivers data to protocols whose `data_received` is the native method of this
-/// row. Called once, when the extension module is set up.
+/// Makes `received` the function that delivers data to protocols whose `data_received` is the native method that `row`
+/// defines. Called once, when the extension module is set up.
 pub(crate) fn register_object_received(row: &ffi::PyMethodDef, received: ObjectReceived) {
     OBJECT_RECEIVED.store(received as *mut c_void, Ordering::Relaxed);
     // SAFETY: every field of the union is a function pointer.

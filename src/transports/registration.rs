@@ -141,7 +141,7 @@ impl Registration {
         Ok(())
     }
 
-    /// Removes `this` from the poller and from the fd table. The caller must hold a reference to it.
+    /// Removes `this` from the poller and from the fd table. The caller must hold a reference to `this`.
     pub(super) fn leave<T>(&self, this: This<'_, T>, reactor: &Reactor) {
         // If other code has closed the descriptor, nothing may be removed from the poller, where its number may now
         // stand for another file.

@@ -1,7 +1,7 @@
 """Blocking clients for blocking_program.py, used as their manuals recommend.
 
-Each class wraps one library. `ask` gets a number, makes a call that waits in the server, and returns that number.
-`attempt` calls a server that misbehaves. Nothing in this module knows about coros.
+Each class wraps one library. `ask` sends a number in a call that waits in the server, and returns the number in the
+reply. `attempt` calls a server that misbehaves. Nothing in this module knows about coros.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class HttpClient(Library):
 
 
 class Botocore(Library):
-    """Requests to S3, which botocore signs."""
+    """Requests to S3, signed by botocore."""
 
     needs = ("botocore.config", "botocore.session")
 

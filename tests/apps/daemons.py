@@ -25,7 +25,7 @@ from tests.apps.requirements import program
 
 START_CAP_S = 60.0
 STOP_CAP_S = 30.0
-TRIES = 5  # a port that was free may be taken when the server starts
+TRIES = 5  # another program may take a free port before the server does
 
 
 class Daemon(ABC):

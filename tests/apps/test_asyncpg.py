@@ -174,8 +174,8 @@ def test_notifications(run: Run, address: Arguments, table: str) -> None:
 
 
 async def until_it_sleeps(watcher: asyncpg.Connection, pid: int) -> None:
-    """Wait until the server's process `pid` runs pg_sleep. The server ignores a cancel that arrives before the query
-    runs.
+    """Wait until the server's process `pid` runs pg_sleep. The server ignores a cancel request that arrives before
+    the query runs.
     """
     is_sleeping = "select wait_event = 'PgSleep' from pg_stat_activity where pid = $1"
     give_up_s = asyncio.get_running_loop().time() + CAP_S

@@ -1,4 +1,4 @@
-"""Unmodified blocking clients in coros (`coro.patch()`), beside asyncio's tasks: redis-py and httpx.
+"""Unmodified blocking clients (redis-py and httpx) in coros (`coro.patch()`), beside asyncio's tasks.
 
 Each script runs in a process of its own. In two of the tests, 50 calls wait in the server at the same time, which is
 possible only if they are concurrent.

@@ -34,7 +34,7 @@ Job = dict[str, Any]
 
 
 def run(place: str, jobs: list[Job]) -> dict[str, Any]:
-    """Return what the program has seen, by the names of the jobs."""
+    """Return what the program has seen in each job; the keys are the jobs' names."""
     command = [sys.executable, "-m", "tests.apps.blocking_program", place, json.dumps(jobs)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=6 * CAP_S, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr

@@ -275,7 +275,8 @@ class Application:
     def __init__(self, folder: Path, broker: str, results: str) -> None:
         (folder / "tasks.py").write_text(TASKS, encoding="utf-8")
         self.folder = folder
-        # What the tasks have noted. The tests read it here, because a client is a process that takes a second to start.
+        # What the tasks have noted. The tests read it here and not through a client, because a client is a process that
+        # takes a second to start.
         self.store = redis.Redis.from_url(results, decode_responses=True)
         self.env = {"BROKER": broker, "RESULTS": results, "C_FORCE_ROOT": "1", "CELERY_CUSTOM_WORKER_POOL": POOL}
 
@@ -411,7 +412,7 @@ def test_shutdown(application: Application) -> None:
     with application.worker("-c", "1") as worker:
         application.client('wait.delay("first"), wait.delay("second"); noted("first", "begun")')
         worker.process.send_signal(signal.SIGINT)
-        worker.wait_line("Warm shutdown")  # by then, the next SIGINT has another handler
+        worker.wait_line("Warm shutdown")  # by now, another handler is set for the next SIGINT
         worker.process.send_signal(signal.SIGINT)
         assert worker.finish() == 1
     assert (store.get("first"), store.get("second")) == ("Interrupted", None)
@@ -430,9 +431,9 @@ def lose_nothing(application: Application, **env: str) -> None:
     """Kill a worker while it has tasks, and let another worker run all tasks. A task is acknowledged when it ends."""
     application.env["LATE"] = "1"
     with application.worker("-c", "50") as worker:
-        # The tasks that begin wait at the gate, so the worker asks the broker for no more than a hundred. A worker that
-        # answers `inspected` is not looking for old messages in Redis. If it were killed while it looks for them, it
-        # would leave a lock behind, and no worker could look for them in the next five minutes.
+        # Each task that begins waits at the gate, so the worker takes no more than a hundred tasks: 50 run, and 50 are
+        # reserved. A worker that answers `inspected` is not looking for old messages in Redis. If it were killed while
+        # it looks for them, it would leave a lock behind, and no worker could look for them in the next five minutes.
         application.client("""
 with app.producer_pool.acquire(block=True) as producer:
     for number in range(1000):

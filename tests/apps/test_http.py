@@ -189,7 +189,7 @@ def test_client_disconnects_in_the_middle_of_the_reply(app: App, how: str) -> No
 
 
 def test_many_clients_go_while_others_stay(app: App) -> None:
-    """Descriptors are closed and reused all the time. No client gets the bytes of another one."""
+    """Descriptors are closed and reused all the time. No client gets the bytes of another client."""
 
     async def leaver() -> None:
         stream = await Stream.connect(app.port, app.for_client)
@@ -235,9 +235,8 @@ def test_graceful_shutdown_with_requests_in_flight(app: App) -> None:
 
 
 def wait_until_refused(port: int) -> None:
-    """Wait until no socket listens on the port; then check that a connection is refused. The wait binds the port
-    instead of connecting to it, because the port can be bound as soon as no socket listens there, even while
-    connections use it.
+    """Wait until no socket listens on the port; then check that a connection is refused. The wait tries to bind
+    the port, which is possible as soon as no socket listens there, even while connections use the port.
     """
     give_up_s = time.monotonic() + TIMEOUT_S
     while is_listening(port):

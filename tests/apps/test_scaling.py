@@ -23,7 +23,7 @@ from tests.project.markdown import ROOT, Block
 
 BLOCKS = of_page(ROOT / "docs" / "scaling.md")
 OURS = "grapeshot._loop"
-# What asyncio's streams report on 3.11 if the handler of a connection is cancelled at the end.
+# What asyncio's streams report on 3.11 if the handler of a connection is cancelled when the program ends.
 CANCELLED_HANDLER = re.compile(
     r"^Exception in callback StreamReaderProtocol\.connection_made\..*\n"
     r"handle: .*\n"

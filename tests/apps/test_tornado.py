@@ -33,7 +33,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(params=["plain", "tls"])
 def tls(request: pytest.FixtureRequest, certificates: Certificates) -> dict[str, ssl.SSLContext | None]:
-    """The contexts `server` and `client`; None for plain text."""
+    """The TLS contexts `server` and `client`, which are None for plain text."""
     if request.param == "plain":
         return {"server": None, "client": None}
     return {"server": certificates.for_server(), "client": certificates.for_client()}

@@ -1,4 +1,4 @@
-"""uvicorn as a library (with httptools, as a test checks), and from the command line with `--loop module:factory`.
+"""uvicorn as a library (a test checks that it uses httptools), and from the command line with `--loop module:factory`.
 
 The command line serves HTTP, and HTTPS with `--ssl-certfile` and `--ssl-keyfile`.
 """

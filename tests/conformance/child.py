@@ -1,7 +1,7 @@
 """Run one module of `test.test_asyncio` in this process, on the subject's loop, and report every test in JSON lines.
 
-`run.py` starts this program and reads the lines. The program flushes a line when a test starts and when it ends, so
-that after a crash or a hang the parent knows which test caused it, and can continue with the next one.
+`run.py` starts this program and reads the lines. The program writes and flushes a line when a test starts, and another
+when the test ends. So after a crash or a hang, `run.py` knows which test was running, and can continue with the next.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Reporter(unittest.TestResult):
     def _failed(self, test: unittest.TestCase, error: Any) -> None:
         detail = "".join(traceback.format_exception(*error))
         if not isinstance(test, unittest.TestCase) or type(test).__name__ == "_ErrorHolder":
-            # setUpModule, setUpClass and their counterparts report errors without a start and a stop.
+            # An error in setUpModule, setUpClass or one of their counterparts comes without startTest and stopTest.
             holder = str(test).replace(PREFIX, "")
             self._write(event="end", test=holder, outcome="fail", detail=detail, elapsed_s=0.0, ours={}, foreign={})
             return

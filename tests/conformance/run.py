@@ -97,7 +97,7 @@ def load_exclusions(subject: str, file: Path = EXCLUSIONS) -> tuple[list[str], d
 
 
 def modules_to_run() -> list[str]:
-    """Return the modules of the data file that this interpreter ships."""
+    """Return the modules that exclusions.toml lists and that this interpreter ships."""
     folder = shipped_tests()
     modules, _ = load_exclusions("grapeshot")
     return [module for module in modules if folder is not None and (folder / f"{module}.py").exists()]
@@ -184,7 +184,7 @@ def run_module(module: str, subject: str, file: Path = EXCLUSIONS) -> Report:
 
 
 def judge(end: dict[str, Any], patterns: dict[str, dict[str, str]], problems: list[str]) -> str:
-    """Return the outcome to count for one test. If it makes the run fail, add the reason to `problems`."""
+    """Return the outcome to count for one test. If the test makes the run fail, add the reason to `problems`."""
     identity, outcome = end["test"], end["outcome"]
     expected = matching(identity, patterns["fail"])
     is_bad = outcome in ("fail", "crash", "hang")

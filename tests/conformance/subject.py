@@ -135,7 +135,7 @@ class Substitution:
         test_class.setUp = set_up
 
     def _adapt_run_loop(self, test_class: Any) -> None:
-        """Run a fixed number of iterations: the original `_run_loop` waits until the private `_ready` is empty."""
+        """Make `_run_loop` run ten iterations. The original runs until the loop's private `_ready` is empty."""
         run_briefly = importlib.import_module("test.test_asyncio.utils").run_briefly
 
         def run_loop(_test: Any, loop: Any) -> None:
@@ -200,9 +200,9 @@ class Substitution:
     def _mirror_patches(self) -> None:
         """Make a patch of a name in an asyncio module affect the subject too.
 
-        Many tests replace `asyncio.base_events.socket` or `.logger` with a mock. If the module of another loop has
-        imported the same socket module or logger under the same name, it gets the same mock. A mock of the logger is
-        also put into `asyncio.log`, where the logger is defined and where code that is not Python looks it up.
+        Many tests replace `asyncio.base_events.socket` or `.logger` with a mock. Each module of the subject that has
+        imported the same socket module or logger under the same name gets the same mock. `asyncio.log` gets a mock of
+        the logger, too, because code that is not Python looks up the logger there.
         """
         if self._package == "asyncio":
             return

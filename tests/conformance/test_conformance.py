@@ -104,7 +104,7 @@ def test_cpythons_own(module: str, outcomes: dict[str, Future[Outcome]], summari
 
 
 def test_cpythons_own_with_native_streams(folder: Path, tmp_path: Path, summaries: list[str]) -> None:
-    """CPython's tests of streams with the classes and functions of grapeshot.streams under asyncio's names."""
+    """Run CPython's tests of streams with the classes and functions of grapeshot.streams under asyncio's names."""
     [report], output = run(tmp_path, "--subject", "grapeshot-streams", "test_streams")
     summaries.append(output.splitlines()[0])
     assert not report["problems"], "\n\n".join(report["problems"])

@@ -1,5 +1,5 @@
 """Run the tests of coros with one or both modes of eviction. Eviction copies a suspended coro's stack out of its slot.
-It happens only when another coro needs the slot (`lazy`), or each time a coro is suspended (`always`).
+In the mode `lazy`, this happens when another coro needs the slot; in the mode `always`, each time a coro is suspended.
 
 `TEST_EVICTION` chooses `lazy` (the default), `always` or `both`. `.ci/run` uses `always` for one version of CPython and
 for a debug build; `.ci/matrix` uses `both` for all versions.

@@ -65,7 +65,7 @@ def sleepers(count: int) -> dict[str, Any]:
     coro.yield_slice()
     interrupted = sum(thread.done() for thread in threads)
     threads = []
-    # The same, but now the timers expire.
+    # Sleep again, and this time let the timers expire.
     asleep.clear()
     due = coro.now() + 0.5
     threads = [coro.spawn(outer, number) for number in range(count)]
@@ -80,8 +80,8 @@ def sleepers(count: int) -> dict[str, Any]:
 
 
 def suspended(count: int) -> dict[str, Any]:
-    """All coros are suspended at the same time in a function that C code calls, 22 Python frames deep. Each must keep
-    its number.
+    """All coros are suspended at the same time, each 22 Python frames deep, in a function that C code calls. Each must
+    still return the right sum.
     """
 
     def below_c(left: int, right: int) -> int:
@@ -143,7 +143,7 @@ def main(kind: str, count: int) -> None:
     report["before"] = before
     report["kept"] = resident() - before
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        # mimalloc keeps much of the memory of a round for the next one, so only growth shows what was not freed.
+        # mimalloc keeps much of the memory of the first round. Only growth in a second round shows what was not freed.
         after_first = resident()
         coro.run(program, count)
         report["kept"] = resident() - after_first

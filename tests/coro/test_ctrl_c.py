@@ -1,6 +1,6 @@
 """One Ctrl-C reaches a coro that does not yield: KeyboardInterrupt is raised in it, as in other Python code.
 
-test_signals covers coros that wait or yield in time: there Ctrl-C works as it does in asyncio.
+test_signals covers coros that wait or yield in time. For these, Ctrl-C works as it does in asyncio.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def interrupt_soon(begun):
         time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
-            # Without a GIL, CPython itself loses a signal that arrives just before a lock's wait begins.
+            # Without a GIL, CPython itself loses a signal that arrives just before a lock's wait begins. Send another.
             time.sleep(10)
             os.kill(os.getpid(), signal.SIGINT)
     threading.Thread(target=wait, daemon=True).start()
@@ -228,7 +228,7 @@ outcome(coro.run, main)
 
 
 def test_the_exception_may_be_caught():
-    """After the coro has caught the exception, the next Ctrl-C is raised at once, as in asyncio."""
+    """After the coro has caught KeyboardInterrupt, the next Ctrl-C raises it again at once, as in asyncio."""
     lines = run(
         """
 begun = []

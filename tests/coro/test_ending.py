@@ -225,7 +225,7 @@ def test_a_loop_closed_inside_another_loop():
 
 
 def test_a_loop_closed_inside_a_coro_of_another_loop():
-    """Coros of a loop cannot run inside a coro of another loop, so they are ended only when the thread ends."""
+    """close() cannot run the loop's coros inside a coro of another loop, so they end only when the thread ends."""
 
     def program():
         log = []
@@ -512,7 +512,7 @@ def test_coros_that_never_ran_and_coros_that_refuse_to_end_at_exit():
     "work", ["coro.yield_slice()", "pass", "coro.await_(asyncio.sleep(0))", "sorted([1, 2], key=key)"]
 )
 def test_daemon_threads_with_coros_at_the_exit(work):
-    """A daemon thread runs coros until the interpreter stops the thread at some point."""
+    """A daemon thread runs coros until the interpreter, at its exit, stops the thread."""
     status, out, err = run_to_exit(f"""
         ready = threading.Event()
         def key(number):
@@ -579,7 +579,7 @@ def test_a_cleanup_that_calls_sys_exit_while_the_interpreter_exits():
 
 
 def test_suspended_coros_and_a_forced_exit_of_the_loop():
-    """As with callbacks, SystemExit ends run_forever(), and the loop can run again."""
+    """SystemExit in a coro ends run_forever(), as it does in a callback. The loop can run again."""
 
     def leave():
         raise SystemExit(9)

@@ -25,8 +25,8 @@ def status(pid):
 atexit.register(lambda: say("atexit", where()))
 """
 
-# Coros in each state, and also a task and an async generator. Each of them notes its end in `gone`. If it ends in the
-# child, it prints a line, too.
+# Coros in each state, and also a task and an async generator. Each of them adds its name to `gone` when it ends. If it
+# ends in the child, it prints a line, too.
 CROWD = """
 class Crowd:
     def __init__(self):
@@ -237,7 +237,7 @@ def main():
 
 coro.run(main)
 """,
-        # no -W error: it would change nothing, because exceptions of threading in the child are only printed
+        # no -W error: it would change nothing, because what threading raises in the child is only printed
         flags=("-X", "faulthandler"),
     )
     assert lines == ["['MainThread'] True", "0", "atexit parent"]
@@ -285,7 +285,7 @@ released.set()
 
 @pytest.mark.parametrize("arguments", [(), ("-m", "grapeshot.coro")], ids=["threads", "coros"])
 def test_a_program_with_threads(arguments):
-    flags = ("-u", "-W", "ignore", "-X", "faulthandler", *arguments)  # DeprecationWarning for a fork beside threads
+    flags = ("-u", "-W", "ignore", "-X", "faulthandler", *arguments)  # Python warns about a fork beside threads
     lines = run_script(None, PROGRAM, flags=flags).split("\n")[:-1]
     assert sorted(lines) == [
         "exit 0",
@@ -306,7 +306,7 @@ def test_a_program_with_threads(arguments):
 def test_lookups_and_files_in_the_child(engine, pid):
     """The child goes on with the loop, but shares neither lookups nor calls on files with the parent.
 
-    Parent and child have the same pid if each is the first process of a pid namespace.
+    The two can have the same pid if each is the first process of its own pid namespace.
     """
     code = f"""
 import signal

@@ -324,7 +324,7 @@ def test_a_lock_of_coros_and_threads(kind):
 
 
 def test_a_lock_with_timeouts_in_coros_and_threads():
-    """If a waiter's time is over at the moment when it is granted the lock, the lock does not stay locked forever."""
+    """A waiter's timeout may expire just when the waiter is granted the lock. The lock must not stay locked forever."""
     lock, count = _core.thread_lock(), [0]
 
     def work(number):
@@ -499,7 +499,7 @@ def test_a_socket_that_is_closed_while_a_coro_begins_to_wait():
 
 
 def test_a_socket_that_two_threads_close():
-    """The coro that waited gets one ClosedError, and not another one when the descriptor's number is used again."""
+    """The coro that waited gets a single ClosedError, even if a new socket gets the number of the closed descriptor."""
 
     def main():
         near, far = coro.socketpair()
@@ -535,7 +535,7 @@ def test_a_socket_that_two_threads_close():
 
 
 def test_the_last_reference_to_a_coro_in_another_thread():
-    """Another thread drops the last references to coros, before their start, while they wait and after their end."""
+    """Another thread drops the program's last references to new coros, ready coros and ended coros."""
     dropped: queue.SimpleQueue = queue.SimpleQueue()
 
     def drop():
@@ -563,7 +563,7 @@ def test_the_last_reference_to_a_coro_in_another_thread():
 
 
 def test_threads_that_end_with_coros():
-    """Threads come and go, with coros that have ended, that wait, and that never ran."""
+    """Each thread runs a loop, closes it while two of its coros still wait, and ends."""
 
     def program(number):
         loop = grapeshot.new_event_loop()

@@ -62,7 +62,7 @@ print(refused(coro.spawn, print))
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 def test_a_late_timer_does_not_end_a_wait_in_a_queue():
-    """The timer of a sleep may fire when the coro already waits for something else. It must not end that wait."""
+    """A sleep's timer may fire when the coro already waits for something else. The timer must not end that wait."""
     assert output("""
 from grapeshot import coro
 values = _core.fifo()

@@ -13,7 +13,7 @@ if coro_is_available():
 
 
 class Strange(Exception):
-    """The exception that an input raises."""
+    """The exception that `inputs` raises."""
 
 
 def inputs(count):

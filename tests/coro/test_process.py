@@ -77,8 +77,8 @@ coro.run(main)
 
 @pytest.mark.skipif(not gil_is_enabled(), reason="without a GIL there is no watchdog")
 def test_a_fork_waits_for_a_record_of_the_latency_warning():
-    """A thread logs the record. If the process forked beside that thread, CPython 3.12 and later would warn, and the
-    warning would be an error here.
+    """A thread logs the record. If the process forked while that thread ran, CPython 3.12 and later would warn, and
+    the warning would be an error here.
     """
     lines = run(
         """
@@ -95,7 +95,7 @@ class Handler(logging.Handler):
 logger = logging.getLogger("asyncio")
 logger.addHandler(Handler())
 logger.propagate = False
-os.register_at_fork(before=forking.set)  # called before grapeshot's own function, which was registered earlier
+os.register_at_fork(before=forking.set)  # runs before grapeshot's function: the one registered last runs first
 
 def main():
     coro.set_latency_warning(0.01, always=True)
@@ -137,7 +137,7 @@ def main():
             refused(coro.yield_slice)
             refused(coro.sleep_relative, 0.001)
             refused(coro.wait)
-            say(other.done(), other.join())  # in the child, `other` counts as ended, as a thread of the parent does
+            say(other.done(), other.join())  # in the child, `other` counts as ended, like the parent's other threads
             refused(coro.await_, asyncio.sleep(0))
             refused(coro.spawn, print)
             say(grapeshot.run(task()))
@@ -148,7 +148,7 @@ def main():
 
 say(coro.run(main))
 """,
-        flags=("-X", "faulthandler"),  # the child warns of a coroutine that is never awaited
+        flags=("-X", "faulthandler"),  # no `-W error`: the child warns of a coroutine that is never awaited
     )
     refused = ["YieldFromMain"] * 3 + ["True None", "YieldFromMain", "RuntimeError"]
     assert lines == [*refused, "YieldFromMain", "RuntimeError", "ran", "status 0", "end 0 parent", "0"]

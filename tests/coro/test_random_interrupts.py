@@ -101,5 +101,5 @@ def test_a_coro_that_computes():
         def run(number, began):
             coro.run(main, number, began)
         """,
-        rounds=10,  # because it takes a fifth of a second until a coro counts as one that does not yield
+        rounds=10,  # only a few: a coro must have run for a fifth of a second to count as one that does not yield
     )

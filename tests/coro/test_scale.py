@@ -1,8 +1,8 @@
-"""A hundred thousand coros in one process, and what they leave behind. scale.py runs in its own process.
+"""A hundred thousand coros in one process, and what they leave behind. Each test runs scale.py in a new process.
 
 The environment variable CORO_SCALE scales the numbers. With 1 (the default), one test has 100,000 sleeping coros, one
-has 40,000 coros that are suspended deep in shared stacks, and one has 40,000 coros on stacks of their own. If each own
-stack needed two mappings, the process would exceed the kernel's limit of mappings.
+has 40,000 coros that are suspended deep in shared stacks, and one has 40,000 coros on stacks of their own. If each of
+the latter stacks needed two mappings, the process would exceed the kernel's limit of mappings.
 """
 
 from __future__ import annotations

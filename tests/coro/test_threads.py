@@ -290,7 +290,9 @@ def test_warnings_in_coros():
 
 
 def test_a_real_lock_across_yields():
-    """The lock keeps other threads out during a yield. Other coros of the same thread must not block on it."""
+    """The lock keeps other threads out while its holder yields. Other coros of the holder's thread must not block on
+    the lock, because the holder could not run then.
+    """
     lock = threading.Lock()
     counts = {"value": 0}
 

@@ -36,7 +36,9 @@ def test_long_sleeps_that_end_soon_after_one_another_share_a_wakeup():
 
 
 def test_a_timer_that_is_due_does_not_end_a_later_wait():
-    """The sleeper is interrupted when its timer is due but has not run. The timer then runs after the sleeper."""
+    """The sleeper is interrupted when its timer is due but has not fired yet. When the timer fires, the sleeper already
+    waits for something else.
+    """
 
     def sleeper(due):
         with pytest.raises(coro.Interrupted):
@@ -105,7 +107,7 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
         order.append(due)
 
     def main():
-        # The deadlines are so late that all coros already sleep at the first one. A coro that began to sleep after its
+        # Even the first deadline is so late that all coros sleep before it. A coro that began to sleep after its
         # deadline would wake late.
         began = coro.now() + 0.02
         dues = [began + generator.random() / 20 for _ in range(2000)]
@@ -120,7 +122,7 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
 
 
 def test_coros_futures_and_callbacks_that_are_due_together_run_in_order():
-    """Callbacks run in the order of their timers. In the next iteration, coros and futures follow in the same order."""
+    """First the timers' callbacks run in order. In the next iteration, coros and callbacks of futures run in order."""
     order = []
 
     async def main():

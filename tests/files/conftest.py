@@ -1,4 +1,4 @@
-"""Fixtures: which engine makes the calls on files, and whether reads and opens are tried at once."""
+"""Fixtures: which engine makes the calls on files, and whether reads and opens are first tried without the queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture(params=["at once", "queue"])
 def reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whether reads and opens are tried at once, or always go to the queue as if nothing were in memory."""
+    """Whether reads and opens are first tried without the queue, or always go to it, as if nothing were in memory."""
     if request.param == "queue":
         monkeypatch.setattr(_core, "_aio_read_now", lambda *_: None)
         monkeypatch.setattr(_core, "_aio_open_now", lambda *_: None)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.only_on("grapeshot")
 
 @pytest.fixture
 def _in_threads(monkeypatch):
-    """Make all calls in threads, as if no data were in memory. Only opens that need not wait are made at once."""
+    """Make calls in threads, as if no data were in memory. Opens that need not wait are still made without a thread."""
     monkeypatch.setenv("GRAPESHOT_FILE_THREADS", "1")
     monkeypatch.setattr(_core, "_aio_read_now", lambda *_: None)
 
@@ -33,8 +33,8 @@ def _in_threads(monkeypatch):
 
 @pytest.mark.only_on("asyncio", "uvloop", "grapeshot")
 @pytest.mark.leaks_on(
-    asyncio="the queue is not told that the loop is closed; it closes itself when it is collected",
-    uvloop="the queue is not told that the loop is closed; it closes itself when it is collected",
+    asyncio="the loop does not close the queue, which closes itself only when it is collected",
+    uvloop="the loop does not close the queue, which closes itself only when it is collected",
 )
 @pytest.mark.usefixtures("engine", "reads")
 async def test_as_in_the_documentation(loop, tmp_path):
@@ -387,7 +387,7 @@ async def test_a_cancelled_open_leaves_no_descriptor(loop, tmp_path):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    # The calls that wait for the other end go on now, and their descriptors are closed.
+    # Opens that still wait for the other end of the FIFO now succeed, and their descriptors are closed.
     writer = os.open(tmp_path / "fifo", os.O_RDWR | os.O_NONBLOCK)
     await asyncio.sleep(0.05)
     os.close(writer)

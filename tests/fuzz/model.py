@@ -376,7 +376,7 @@ class Model:
     def do_send_elsewhere(self, address: Any) -> None:
         self.transport.sendto(b"elsewhere", address)
 
-    # If the peer is already closed, these steps do nothing, or fail in the same way in both models.
+    # If the peer is already closed, the steps below do nothing, or fail in the same way in both models.
 
     def do_peer_sends(self, data: bytes) -> None:
         with contextlib.suppress(OSError):

@@ -118,8 +118,8 @@ def difference(ours: TlsModel, theirs: TlsModel) -> Any:
         if theirs.has_closed:
             # asyncio fails on data that crosses its close_notify, but not on an alert that refuses a renegotiation.
             return None
-        # OpenSSL may find a fault in the head of a record whose rest arrives in a later step, or never. While reading
-        # is paused, grapeshot processes what has arrived before the end of the stream, and asyncio waits.
+        # On asyncio, OpenSSL may find a fault in the head of a record before the rest arrives; grapeshot waits for the
+        # rest. While reading is paused, grapeshot processes the data before the end of the stream, and asyncio waits.
         later = failures[1] is not None and (failures[0] is None or failures[0] > failures[1])
         return None if theirs.has_spoiled and (later or theirs.has_paused) else logs
     if failures != (None, None):
@@ -139,7 +139,7 @@ def fuzz(budget: Budget, examples: int = 200) -> None:
         st.lists(st.tuples(STEPS, SPOILS, CUTS), max_size=8),
     )
     def check(side: str, version: str, handshake: Any, steps: Any) -> None:
-        for _ in range(10):  # the meaning of a spoiled record depends on random bytes: one agreement is enough
+        for _ in range(10):  # the effect of a change depends on random bytes, so one try without a difference is enough
             ours, theirs = (play(kind, side, version, handshake, steps) for kind in ("grapeshot", "asyncio"))
             found = difference(ours, theirs)
             if found is None:

@@ -22,8 +22,8 @@ DATA = st.one_of(BYTES, BYTES.map(bytearray), BYTES.map(memoryview), st.sampled_
 LIMIT = st.sampled_from([None, 0, 1, 1000, 65_536, -1, 2**40])
 RARELY = st.integers(0, 5)
 EVENTS = st.sampled_from(["data", "eof", "pause", "resume", "lost", "error"])
-# The steps that one callback of the loop may do together. The peer does not close in any of them: asyncio sends at once
-# what a callback writes, but grapeshot sends it when the callback returns.
+# The steps that one callback of the loop may do together. None of them closes the peer: asyncio sends at once what a
+# callback writes, but grapeshot sends it when the callback returns, and by then the peer would be gone.
 STEPS = [
     ("write", b"abc"),
     ("write", b"d" * 3000),

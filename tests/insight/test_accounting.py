@@ -221,7 +221,7 @@ async def test_debug_mode_names_the_code_that_opened_a_descriptor(loop, monkeypa
     transport.abort()
     endpoint.abort()
     server.close()
-    await until(lambda: loop._open_connections == 0, "the end of both ends")
+    await until(lambda: loop._open_connections == 0, "both ends to close")
 
 
 async def test_without_debug_mode_nothing_is_noted(loop):
@@ -240,7 +240,7 @@ async def test_a_task_that_only_connects_is_named_by_where_it_was_made(loop, ser
     assert opened.startswith(f"{__file__}:")
     assert opened.endswith(" in test_a_task_that_only_connects_is_named_by_where_it_was_made")
     transport.abort()
-    await until(lambda: loop._open_connections == 0, "the end of both ends")
+    await until(lambda: loop._open_connections == 0, "both ends to close")
 
 
 async def test_tracemalloc_tells_where_sockets_and_files_were_made(loop, tmp_path):
@@ -288,7 +288,7 @@ async def test_connections_of_a_server_are_one_row_that_grows(loop, serve):
     assert rows(grapeshot.insight.accounting(loop))[f"TCP connection accepted at {host}:{port}: Echo"] == (5, None)
     for client in clients:
         client.close()
-    await until(lambda: loop._open_connections == 0, "their end")
+    await until(lambda: loop._open_connections == 0, "the connections to end")
     assert rows(grapeshot.insight.accounting(loop, since=second))[name] == (0, -5)
 
 
@@ -303,7 +303,7 @@ async def test_streams_are_named_by_the_function_that_serves_them(loop):
         await until(lambda: loop._open_connections == 1, "the connection")
         [name] = [row for row in rows(grapeshot.insight.accounting(loop)) if "accepted" in row]
         assert name == f"TCP connection accepted by the server at 0.0.0.0:{port}: {serve_one.__qualname__}"
-    await until(lambda: loop._open_connections == 0, "its end")
+    await until(lambda: loop._open_connections == 0, "the connection to end")
     server.close()
 
 
@@ -338,7 +338,7 @@ async def test_ended_names_with_numbers_share_an_account(loop):
 
 
 async def test_tasks_that_end_with_the_interpreter_are_counted_without_functions(loop, monkeypatch):
-    """An interpreter that exits clears its modules, so the functions that name an account may be gone."""
+    """An interpreter that exits clears its modules, so the functions that make the names of accounts may be gone."""
     loop.set_cpu_accounting(True)
     await loop.create_task(worker(0), name="kept")
     await asyncio.sleep(0)
@@ -395,7 +395,7 @@ async def test_memory(loop, serve):
         assert memory.rss > 10_000_000
     for client in clients:
         client.close()
-    await until(lambda: loop._open_connections == 0, "their end")
+    await until(lambda: loop._open_connections == 0, "the connections to end")
 
 
 async def test_limits_are_shown(loop):

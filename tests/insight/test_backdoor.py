@@ -436,7 +436,7 @@ def test_the_end_of_the_run_closes_the_server(new_loop, path):
 
 
 def test_the_end_of_the_run_closes_clients_that_do_not_read(new_loop, path):
-    """The runner closes without waiting for the client to read its output."""
+    """The runner closes the back door without waiting for the client to read the pending output."""
 
     async def main():
         server = backdoor.serve(path)

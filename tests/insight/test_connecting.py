@@ -1,4 +1,6 @@
-"""`attach` and `top` connect to a back door, given its path or its process, but to no socket of another user."""
+"""`attach` and `top` connect to a back door, given its path or the id of its process. They refuse the path of a socket
+that another user owns or could use.
+"""
 
 from __future__ import annotations
 
@@ -308,7 +310,7 @@ def test_a_malformed_sample_ends_top(path, sample, words):
 
 
 def client_ends(path, answer, command, words):
-    """Run a client against a listener that sends `answer`, and check that the client ends with these words."""
+    """Run a client against a listener that sends `answer`, and check that the client ends and shows `words`."""
     if command == "top":
         pytest.importorskip("rich")
         pytest.importorskip("pyte")

@@ -353,7 +353,7 @@ async def test_coros(loop):
         for _ in range(5):
             coro.yield_slice()
 
-    # There are more coros than stack slots, so they evict each other.
+    # There are more coros than stack slots, so the coros evict each other.
     coros = [coro.spawn(yields) for _ in range(40)] + [coro.spawn(yields, stack="own") for _ in range(2)]
     assert (counted.coros, counted.pinned_coros, counted.coros_started) == (42, 2, 42)
     await until(lambda: all(co.done() for co in coros))

@@ -66,7 +66,7 @@ def program(path, request):
 
 @pytest.fixture
 def start():
-    """A function that starts a `Top`. After the test, the processes are ended."""
+    """A function that starts a `Top`, which ends after the test."""
     made = []
 
     def start(path, columns):
@@ -273,7 +273,9 @@ async def test_a_sampler_measures_until_it_ends(loop):
 
 
 async def test_the_descriptors_of_a_sample_agree(loop):
-    """The numbers agree even while other threads open and close files, as the thread that records stacks does."""
+    """One sample counts the descriptors in three ways. The counts agree even while another thread opens and closes
+    files, as the thread that records stacks does.
+    """
     has_ended = threading.Event()
 
     def open_and_close():

@@ -1,4 +1,4 @@
-"""The answers of native code to lookups of names and calls on files: what they keep alive, and faults of delivery."""
+"""Answers of native code to name lookups and file operations: what they keep alive, and errors in their delivery."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def ask(loop, what, number=0):
 
 
 WHAT = pytest.mark.parametrize("what", ["names", "files"])
-ONLY_COLLECTED = "the queue is not told that the loop is closed; it closes itself when it is collected"
+ONLY_COLLECTED = "the loop does not close the queue, which closes itself only when it is collected"
 
 
 @pytest.mark.leaks_on(asyncio=ONLY_COLLECTED, uvloop=ONLY_COLLECTED)
@@ -125,7 +125,7 @@ def test_no_memory_for_an_answer(what):
     import grapeshot
     from grapeshot._loop import aio, dns
 
-    # (CPython's futures lose their callbacks if there is no memory for these, so nothing awaits the futures.)
+    # Without memory, CPython's futures may lose their callbacks, so nothing awaits the futures here.
     async def check(answers, ask, start, stop):
         asked = [ask(number) for number in range(4)]
         select.select([answers._native], [], [])

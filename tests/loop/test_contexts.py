@@ -73,7 +73,7 @@ def test_a_token_belongs_to_one_callback(loop, fresh):
 
 
 def test_a_token_of_a_value_that_was_taken_back(loop, fresh):
-    """The context has its old values again when the callback ends, but a token still refers to the context."""
+    """A callback restores the old values. Its context must not be reused, because a token still refers to it."""
     tokens, errors = [], []
 
     def set_and_reset():

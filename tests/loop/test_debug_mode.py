@@ -175,8 +175,8 @@ async def test_slow_callbacks_are_named_as_asyncio_names_them(loop, caplog, call
 
 @pytest.mark.skip_on(uvloop="it names callbacks its own way")
 def test_the_callback_that_ends_a_run_is_a_plain_function(loop, caplog):
-    """In the repr of the task and in the log of a slow callback, the only brackets after the callback's name belong to
-    the call.
+    """The callback appears as `name()` in the task's repr, and as `name(<Task ...>)` in the log of a slow callback,
+    without the additional brackets of a partial.
     """
     caplog.set_level(logging.WARNING, "asyncio")
     loop.set_debug(True)

@@ -1,7 +1,7 @@
 """A loop that runs in a greenlet, and whose callbacks switch out of it in mid-iteration, as in Playwright's sync API.
 
-Source: `sync_api/_context_manager.py` and `_impl/_sync_base.py` of playwright-python. A call runs a task: its
-done callback switches back to the caller's greenlet, and the next call switches into the suspended iteration.
+Source: `sync_api/_context_manager.py` and `_impl/_sync_base.py` of playwright-python. Each call runs a task, whose done
+callback switches back to the caller's greenlet. The next call resumes the suspended iteration.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ async def test_asyncios_timeouts_and_sleeps(loop, clock):
 
 
 async def test_a_clock_that_is_ahead(loop):
-    """asyncio.timeout() computes its deadline with this clock, and must expire as with the real clock."""
+    """asyncio.timeout() computes its deadline with the program's clock, so it expires although this clock is ahead."""
     real = loop.time
     loop.time = lambda: real() + 1000
     try:

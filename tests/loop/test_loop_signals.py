@@ -167,8 +167,8 @@ async def test_a_burst_of_signals(loop):
         "loop.call_soon(again)",
         "loop.call_later(0, again)",
         "loop.call_soon_threadsafe(again)",
-        # Keep the tasks: where asyncio's WeakSet of tasks is written in Python, CPython drops a KeyboardInterrupt
-        # that arrives while a task is freed.
+        # Keep the tasks, so that none is freed while the loop runs. In Python versions whose asyncio has a WeakSet of
+        # tasks, freeing a task runs Python code of this set, and CPython drops a KeyboardInterrupt raised in that code.
         "kept.append(loop.create_task(asyncio.sleep(0))); kept[-1].add_done_callback(lambda _: again())",
     ],
 )
@@ -370,7 +370,7 @@ def test_fork_inside_a_running_loop(loop_kind):
         import asyncio, os, sys
         loop = new_event_loop()
         def child():
-            # the child is a copy of the thread, in which the parent's loop counts as running
+            # the child's thread is a copy of the parent's, so the parent's loop still counts as running
             asyncio.events._set_running_loop(None)
             own = new_event_loop()
             print("child", own.run_until_complete(asyncio.sleep(0.001, "works")))

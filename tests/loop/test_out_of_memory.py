@@ -1,7 +1,8 @@
-"""Allocations that fail: the call raises MemoryError, raises the error that it would raise anyway, or succeeds. The
-loop continues.
+"""A call whose allocations fail raises MemoryError, raises the error that it would raise anyway, or succeeds.
 
-CPython's `_testcapi` can make the n-th allocation of a call fail, or all from the n-th on.
+The loop continues.
+
+CPython's `_testcapi` can make the n-th allocation of a call fail, or all its allocations from the n-th on.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ async def main():
     sweep("call_at", lambda: loop.call_at(60, nothing), cancel)
     sweep("call_soon_threadsafe", lambda: loop.call_soon_threadsafe(nothing), cancel)
     sweep("create_future", loop.create_future)
-    loop.set_exception_handler(lambda loop, context: None)  # ignore reports of tasks that were lost
+    loop.set_exception_handler(lambda loop, context: None)  # ignore reports of destroyed pending tasks
     for options in ({}, {"name": "x"}, {"context": context}, {"name": "x", "context": context}):
         sweep("create_task", lambda: loop.create_task(coroutine(), **options), cancel)
     near, far = socket.socketpair()

@@ -13,7 +13,10 @@ STEPS = 8
 
 
 class Chain:
-    """A chain of callbacks, each of which schedules the next. `events` gets their numbers, and "io" for the event."""
+    """A chain of callbacks, each of which schedules the next.
+
+    `events` lists the numbers of the callbacks that have run, with "io" where the event arrived.
+    """
 
     def __init__(self, loop):
         self.loop = loop

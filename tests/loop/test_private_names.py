@@ -42,7 +42,7 @@ def test_a_stop_can_be_taken_back(loop):
 
 
 def test_ready_and_scheduled(loop):
-    """Home Assistant cancels timers through `_scheduled`, and monitoring counts pending callbacks in both queues."""
+    """Home Assistant cancels timers through `_scheduled`. Monitoring tools read len() of `_ready` and `_scheduled`."""
     assert len(loop._ready) == len(loop._scheduled) == 0
     soon = [loop.call_soon(print, number) for number in range(3)]
     late, early = loop.call_later(2000, print), loop.call_later(1000, print)

@@ -150,7 +150,7 @@ async def test_the_answer_for_a_literal_has_enum_types(loop):
 
 
 def literals(seed, count):
-    """Yield random IPv4 and IPv6 literals in various spellings, and texts that almost are literals."""
+    """Yield random IPv4 and IPv6 literals in various spellings, and texts that are almost literals."""
     pattern = random.Random(seed)
 
     def group():
@@ -292,7 +292,7 @@ socket.getnameinfo = Proxy(socket.getnameinfo, namer)
 @pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
 @pytest.mark.parametrize("replacement", EARLY)
 def test_a_replacement_from_before_the_import(kind, replacement):
-    """Instrumentation often replaces the functions before the program imports anything else."""
+    """Instrumentation often replaces functions of `socket` before the program imports anything else."""
     code = f"""
 import _socket, asyncio, socket, sys, threading
 asked = []

@@ -287,7 +287,10 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the test replac
 @linux_only
 @pytest.mark.parametrize("kind", ["asyncio.SelectorEventLoop", "grapeshot.new_event_loop"])
 def test_texts_and_errors_of_the_c_library(slow_library, kind):
-    """Texts are strict UTF-8, whatever the encoding of the file system is. EAI_SYSTEM need not have an errno."""
+    """The C library's texts are decoded as strict UTF-8, whatever the encoding of the file system is.
+
+    If a lookup fails with EAI_SYSTEM, errno may be 0.
+    """
     code = f"""
 loop = {kind}()
 
@@ -426,7 +429,7 @@ grapeshot.run(main())
 
 @linux_only
 def test_a_forked_child_has_threads_of_its_own(slow_library):
-    """The parent's threads, all busy with lookups, do not exist in the child, whose first lookup starts a thread."""
+    """All lookup threads of the parent are busy. The child has none of them, so its first lookup starts a new one."""
     code = """
 async def look_up(name):
     return await asyncio.get_running_loop().getaddrinfo(name, 80)
@@ -453,8 +456,9 @@ grapeshot.run(main())
     run_slow(slow_library, code)
 
 
-# After a thread has looked up a name that ends with `.slow`, each of its calls of malloc takes 20 ms. Such a call first
-# writes "began malloc" to $BEGAN_FD, so that the process can fork while that thread holds a lock.
+# After a thread has looked up a name that ends with `.slow`, each call of malloc in this thread writes "began malloc"
+# to $BEGAN_FD, and then takes 20 ms. When the process reads this text, it forks: the thread is then in malloc, and
+# may hold a lock.
 SLOW_MALLOC = """
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -202,7 +202,7 @@ async def test_every_signal_can_be_handled(loop, loop_kind, number):
     assert seen == [number]
 
 
-@pytest.mark.xfail_on(asyncio="a signal whose number does not fit into the buffer is lost", uvloop="same as asyncio")
+@pytest.mark.xfail_on(asyncio="a signal that arrives while the buffer is full is lost", uvloop="same as asyncio")
 async def test_a_full_buffer_loses_no_kind_of_signal(loop):
     counts = {signal.SIGUSR1: 0, signal.SIGUSR2: 0}
 
@@ -354,7 +354,7 @@ def test_a_programs_own_sigchld_handler_is_called(loop_kind):
         signal.signal(signal.SIGCHLD, on_child)
         child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
         async def main():
-            child.stdin.close()  # the child ends only now, when the handler can use `child`
+            child.stdin.close()  # the child ends only now, so `child` is set when the handler runs
             while not any(ended):
                 await asyncio.sleep(0.001)
         loop.run_until_complete(main())
@@ -428,7 +428,7 @@ def test_a_loop_that_ends_in_another_thread(loop_kind, end):
         else:
             collect(loops)
         made = pipes()
-        # Not SIGUSR1: without a GIL, the loop may be freed in the main thread, which removes that signal's handler.
+        # SIGUSR1 would not do: without a GIL, the main thread may free the loop, which removes SIGUSR1's handler.
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
         check(made)
 

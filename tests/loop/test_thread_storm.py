@@ -120,7 +120,7 @@ print(wrong)
 
 def test_loops_that_come_and_go(loop_kind):
     """Each of several threads makes a loop, runs it and closes it, many times. While its loop runs, the thread also
-    calls the loops of the other threads, which may end at any time. One more thread only reads the loops' states.
+    calls the other threads' loops, which may end at any time. One more thread only reads the loops' states.
     """
     code = """
 THREADS, LOOPS = 4, 10 * ROUNDS

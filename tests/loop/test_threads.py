@@ -267,7 +267,7 @@ def test_two_loops_serve_in_two_threads(new_loop):
 
 
 def test_handles_cancelled_while_they_may_run(loop):
-    """Other threads schedule and cancel callbacks while the loop and the collector run. Each runs at most once."""
+    """Other threads schedule and cancel callbacks while the loop and the collector run. No callback runs twice."""
     runs: dict[tuple[int, int], int] = {}
     kept: list[tuple[tuple[int, int], asyncio.Handle]] = []
 
@@ -427,7 +427,7 @@ def test_a_run_inside_of_a_method(loop):
 )
 def test_a_finalizer_that_uses_the_loop_while_it_looks_for_a_closed_object(loop, pair):
     """While the loop looks for a closed object, it holds a reference to each object in turn. Without a GIL, another
-    thread may drop its own reference at that moment. The finalizer then runs inside the loop.
+    thread may meanwhile drop the only other reference to that object. The object's finalizer then runs inside the loop.
     """
     number, this_thread = pair[0].fileno(), threading.current_thread()
 

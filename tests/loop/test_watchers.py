@@ -187,7 +187,7 @@ async def test_pipes(loop):
         os.close(write_end)
 
 
-# ---------------------------------------------------------------- file objects that are closed first
+# ---------------------------------------------------------------- file objects that are closed before they are removed
 
 
 @pytest.mark.xfail_on(uvloop="it returns None")
@@ -252,7 +252,7 @@ async def test_a_closed_object_that_is_added_again(loop):
         try:
             remove(ours)
         except ValueError:
-            pass  # by now asyncio has dropped both, and uvloop has dropped the writer
+            pass  # by now asyncio has dropped the reader and the writer, and uvloop has dropped the writer
 
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process")
@@ -300,13 +300,13 @@ async def test_a_registered_object_is_kept(loop):
 
 
 @pytest.mark.skip_on(
-    asyncio="selectors believes that the number is still registered with the kernel",
+    asyncio="the selectors module believes that the number is still registered with the kernel",
     uvloop="libuv aborts the process when a watched descriptor is reused",
 )
 @pytest.mark.parametrize("taker", ["reader", "writer", "transport", "operation"])
 async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
     """anyio closes its socket first, and removes the callback in the next iteration."""
-    await iterations(1)  # the first sleep opens the loop's own descriptors, so that they do not take the closed number
+    await iterations(1)  # the loop opens its own descriptors now, so that they do not take the closed number
     ours, theirs = socket.socketpair()
     loop.add_reader(ours, print, "stale")
     loop.add_writer(ours, print, "stale")
@@ -343,12 +343,12 @@ async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
 
 
 @pytest.mark.skip_on(
-    asyncio="selectors believes that the number is still registered with the kernel",
+    asyncio="the selectors module believes that the number is still registered with the kernel",
     uvloop="libuv aborts the process when a watched descriptor is reused",
 )
 async def test_closed_while_registered_then_reused(loop):
     """The kernel forgets a closed descriptor. The same number may come back and must work like a new one."""
-    await iterations(1)  # the first sleep opens the loop's own descriptors, so that they do not take the closed number
+    await iterations(1)  # the loop opens its own descriptors now, so that they do not take the closed number
     seen = []
     for round_number in range(20):
         ours, theirs = socket.socketpair()

@@ -10,10 +10,9 @@ back door, and console blocks beside a program that has a back door (tests/insig
     save=app.py       the block is a file of that name, which later blocks or tests use; it is not run by itself
     run=name          a test in tests/apps/test_scaling.py asks for blocks of that name, and runs them
     not_run="why"     the block is not run, for this reason
-    needs=coro,node   the block needs an interpreter that has coros (coro), a program (node), or a package, which may be
-                      one of requirements/frameworks.in
+    needs=coro,node   what the block needs: an interpreter that has coros (coro), a program (node), or packages by name
     python=3.12       the block needs that Python or a later one
-    end=kill          the test kills the server, because a server on any loop may miss a SIGTERM soon after its start
+    end=kill          the test kills the server, which may miss a SIGTERM soon after its start (on any loop)
 
 In commands, and in the files that they use, 8000 is replaced by a free port.
 """

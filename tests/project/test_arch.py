@@ -1,4 +1,4 @@
-"""The code that switches coros, on other processors: run in an emulator, assembled, or absent.
+"""The code that switches coros on other processors: tests run it in an emulator, only assemble it, or build without it.
 
 A test whose compiler or emulator is not installed is skipped with a message. With ``REQUIRE_CROSS=1``, as in the
 project's CI, it fails instead, unless only clang is missing.

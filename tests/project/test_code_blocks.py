@@ -19,11 +19,11 @@ BLOCKS = [block for page in pages() for block in blocks(page)]
 
 SCRIPTS = [block for block in BLOCKS if block.language == "python" and "save" not in block.words]
 NOT_RUN = [block for block in BLOCKS if "not_run" in block.words]
-# For each language, the words by which tests find the blocks that they run. (Blocks with the word not_run do not run: a
-# test only checks that their commands exist.) A block of these languages that is not in SCRIPTS must have one of the
-# words.
+# Each block of these languages that is not in SCRIPTS must have one of these words, by which a test finds it. The tests
+# run the blocks, except those with the word not_run: a test only checks that their commands exist.
 RUN_BY = {"bash": {"prints", "serves", "run", "not_run"}, "js": {"prints"}, "python": {"save"}, "json": {"save"}}
-# The tests that type blocks into a back door, or run them beside a program that has one. They name the page.
+# The tests that type blocks into a back door, or run blocks beside a program that has a back door. Each test file names
+# the pages whose blocks it uses.
 WALKTHROUGHS = [path.read_text(encoding="utf-8") for path in ROOT.glob("tests/insight/test_*.py")]
 
 

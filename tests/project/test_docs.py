@@ -130,8 +130,8 @@ def test_every_method_of_a_loop_has_a_row():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_matches_its_row(name):
-    """`yes` means that the loop has its own method. Any other entry means asyncio's abstract method, which raises
-    NotImplementedError.
+    """`yes` means that the loop has its own method. Any other entry means that the loop has asyncio's abstract method,
+    which raises NotImplementedError.
     """
     own = getattr(grapeshot.Loop, name) is not vars(asyncio.AbstractEventLoop)[name]
     assert own == (TABLE[name] == "yes")

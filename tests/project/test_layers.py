@@ -50,7 +50,8 @@ DEPENDENCIES = {
     "Cargo.toml": {"bitflags", "grapeshot-core", "libc", "pyo3"},
     "core/Cargo.toml": {"crossbeam-queue", "io-uring", "libc", "nix"},
 }
-# The rooms are built with this script. The project's build.rs would also read files of `coro`.
+# The build script of the reduced crates. They cannot use the project's build.rs, which reads files of the room `coro`:
+# most of these crates do not have that room.
 BUILD_SCRIPT = """
 #[path = "build_stub.rs"]
 mod stub;

@@ -68,8 +68,8 @@ def test_the_version_is_written_in_one_place():
 
 
 def test_the_wheels_are_for_the_versions_that_the_project_names():
-    """pyproject.toml, .ci/common and release.yml name the same versions. The last two may also name free-threaded
-    builds, and release.yml names all that .ci/common does.
+    """pyproject.toml, .ci/common and release.yml name the same versions. .ci/common and release.yml may also name
+    free-threaded builds, and release.yml names each build that .ci/common names.
     """
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     named = {each.rpartition(" ")[2] for each in classifiers if re.search(r":: 3\.\d+$", each)}
@@ -98,7 +98,7 @@ def test_releases_are_built_with_one_rust_and_one_maturin():
 
 @pytest.mark.parametrize(("release", "are_errors"), [("pinned", True), ("1.999.0", False)])
 def test_new_lints_of_another_rust_are_no_errors(tmp_path, release, are_errors):
-    """`make lint` is a part of `make test`, which must also pass with a newer Rust than the project names."""
+    """`make lint`, a part of `make test`, must also pass with a newer Rust, whose new lints may find something."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     if release == "pinned":

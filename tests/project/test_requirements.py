@@ -28,7 +28,7 @@ def test_requirements_lock_writes_each_lock_file():
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
 def test_dependabot_finds_the_options_in_the_header(path):
-    """Dependabot looks for these options in a lock file, and repeats uv's command with them."""
+    """Dependabot reads these options of uv's command in a lock file, and runs uv with the same options."""
     _, command, *_ = path.read_text().splitlines()
     assert command.startswith("#    uv pip compile ")
     for option in ("--universal", "--python-version 3.11", "--generate-hashes"):

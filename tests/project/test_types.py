@@ -61,7 +61,7 @@ def test_mypy(tmp_path):
 
 
 def test_pyright(tmp_path):
-    """The Python package pyright downloads the checker from npm at its first call, so this test needs a network."""
+    """At its first call, the Python package `pyright` downloads the checker from npm, so this test needs a network."""
     version = run("pyright", "--version", cwd=tmp_path)
     if version.returncode != 0:
         why = (version.stderr or version.stdout).strip().splitlines()[-1:]

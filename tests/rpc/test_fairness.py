@@ -18,7 +18,8 @@ from grapeshot import rpc
 MAX_CREDIT = 2**20
 # The limits per iteration of the loop: 128 items of a stream, and 1,024 items of all streams of a connection. Packets
 # have a time limit, which is checked after every 512 bytes. In the tests that set this limit to 0, the first check
-# starts the clock and the second one ends the turn, so a turn handles 1,024 bytes. A packet has more than 10 bytes.
+# starts the clock and the second one ends the turn, so a turn handles 1,024 bytes: at most 102 packets,
+# because each has more than 10 bytes.
 MAX_ITEMS = 128
 MAX_SHARED = 1024
 MAX_PACKETS = 2 * 512 // 10
@@ -117,7 +118,7 @@ async def test_credit_that_adds_up_to_too_much_is_refused(loop):
         raw.send_message(1, 1, "hold", [1])
         raw.send_message(2, 2, "numbers", [1], {}, None, MAX_CREDIT)
         raw.send_message(4, 2, 1)  # ignored from Python 3.12 on, where the stream with its one item has already ended
-        raw.send_message(4, 1, MAX_CREDIT)  # allowed: call 1 is not a stream, so it has had no credit
+        raw.send_message(4, 1, MAX_CREDIT)  # allowed: call 1 is not a stream, so it had no credit before
         raw.send_message(4, 1, 1)
         await raw.packet()
         messages = [await raw.message()]

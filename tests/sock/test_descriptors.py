@@ -261,7 +261,7 @@ async def test_a_closed_socket(loop, pair):
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process when a descriptor is reused")
 async def test_closing_the_socket_under_an_operation(loop):
-    """No event arrives after the close, the operation can be cancelled, and the next file with that number is safe."""
+    """After the close, no event arrives, the operation can be cancelled, and a new socket can reuse the number."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     number = ours.fileno()
@@ -304,9 +304,7 @@ async def test_a_reused_number_while_the_old_operation_still_waits(loop):
 
 
 async def test_numbers_are_reused_between_operations(loop):
-    """Again and again, both ends of a pair are closed, in either order, and a new pair is opened, without the loop's
-    knowledge.
-    """
+    """Again and again, both ends of a pair are closed, in either order, and a pair is opened. The loop is not told."""
     pattern = random.Random(3)
     open_pairs = [socket.socketpair() for _ in range(6)]
     for ours, _ in open_pairs:

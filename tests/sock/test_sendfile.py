@@ -138,8 +138,8 @@ async def test_the_file_is_sent_between_writes(loop, loop_kind, file, is_native)
         assert data == before + CONTENT + after
         assert transport.get_write_buffer_size() == 0
         if loop_kind == "asyncio" and not is_native:
-            # If the protocol was paused at the start, asyncio's fallback calls resume_writing() at its end, even while
-            # the transport's buffer is full. So pause and resume do not alternate there.
+            # If the protocol was paused at the start, asyncio's fallback calls resume_writing() before it returns, even
+            # while the transport's buffer is full. So pause and resume do not alternate there.
             return
         # pause and resume alternate, although the fallback replaces the protocol during the transfer
         flow = [event for event in protocol.events if event in ("pause", "resume")]
@@ -298,7 +298,7 @@ async def test_aborting_the_transport_while_it_waits_for_earlier_writes(loop, fi
 
 
 async def test_the_connection_is_lost_during_the_fallback(loop):
-    """The transport's protocol gets connection_lost, although the fallback replaces it during the transfer."""
+    """The protocol gets connection_lost, although the fallback sets another protocol during the transfer."""
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
         task = loop.create_task(loop.sendfile(transport, Unmappable(CONTENT)))
@@ -454,8 +454,8 @@ async def test_a_file_that_shrinks_during_the_transfer(loop, tmp_path):
 
 @pytest.mark.only_on("grapeshot")
 async def test_no_part_is_sent_before_it_was_looked_for_in_memory(loop, file, monkeypatch):
-    """The socket takes less than it is offered, so the next part begins inside the range that was checked before. That
-    part must not reach beyond the range.
+    """The socket takes less than it is offered, so the next part of the file begins inside the range that was checked
+    last. The next part must not reach beyond the end of that range.
     """
     checked, sent = 0, []
     read_now, send_file = _core._aio_read_now, _core._send_file

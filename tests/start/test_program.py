@@ -1,7 +1,7 @@
 """`python -m grapeshot` runs a program like plain `python`, but on grapeshot's loop.
 
-`python -m grapeshot.coro` starts programs with the same code, so the tests that call `run_all` run it, too. Its other
-effects on a program are tested in tests/coro.
+`python -m grapeshot.coro` uses the same code to start a program, so `run_all` tests that command, too. The other
+effects of the command are tested in tests/coro.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_a_failed_thread_is_restarted_if_the_program_asks_for_it(caplog):
 
 
 def test_cancelling_main_in_one_thread():
-    """As with one thread, a main function that is cancelled raises CancelledError."""
+    """If one main function is cancelled, run() raises CancelledError, as it does with a single thread."""
 
     async def main():
         if threading.current_thread().name == "grapeshot-2":

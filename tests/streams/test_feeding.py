@@ -457,7 +457,7 @@ async def test_any_object_may_wait(loop, is_cancelled):
     await stream.send(b"x")
     expected = [("cancelled", None, b"x", "of the connection"), ("set_result", None, b"x", "of the connection")]
     if sys.implementation.name == "cpython" and type(loop).__module__.startswith("asyncio"):
-        expected = [(*each[:3], waiter.log[0][3]) for each in expected]  # in any context on asyncio's loop
+        expected = [(*each[:3], waiter.log[0][3]) for each in expected]  # asyncio's loop may use any context
     assert waiter.log == expected[: 1 if is_cancelled else 2]
     assert stream.reader._waiter is None
 

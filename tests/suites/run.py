@@ -45,7 +45,7 @@ PLACE = HERE.parents[1] / "target" / "suites"
 SETTINGS = ("pytest.ini", "pyproject.toml")
 CORPUS = "requests"  # with this name, corpus.py runs instead of a suite
 RERUNS = 2
-RANK = ("passed", "xfailed", "skipped", "failed")  # each phase of a test has an outcome; the one furthest right counts
+RANK = ("passed", "xfailed", "skipped", "failed")  # best first; a test gets the worst outcome of its phases
 
 
 @dataclasses.dataclass

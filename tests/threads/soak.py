@@ -139,7 +139,8 @@ class World:
         self.sent: list[int] = []
         self.got: list[int] = []
         self.finalized: list[int] = []
-        # Loops that may end at any time, and loops that run until the end of the round.
+        # Loops that may end at any time, loops that run until the end of the round, and loops whose threads have ended
+        # without closing them.
         self.transient: list[asyncio.AbstractEventLoop] = []
         self.services: list[asyncio.AbstractEventLoop] = []
         self.forgotten: list[asyncio.AbstractEventLoop] = []
@@ -356,7 +357,7 @@ async def call(way: Way, generator: random.Random, count: int) -> None:
 
 
 def ask_transient(way: Way, generator: random.Random, number: int) -> None:
-    """Start something in a loop that may end at any time. Usually nobody waits for it."""
+    """Start a call in a loop that may end at any time. Nobody waits for the call; a callback checks its result."""
     loops = list(way.world.transient)
     if not loops:
         return
@@ -369,7 +370,7 @@ def ask_transient(way: Way, generator: random.Random, number: int) -> None:
         future.cancel()
 
     def compare(future: concurrent.futures.Future[int]) -> None:
-        # An exception of this function would only be logged.
+        # Not `check`, because an exception that a callback raises is only logged.
         if not future.cancelled() and (future.exception() is not None or future.result() != number + 1):
             way.world.soak.fail(f"a wrong answer of a loop that may end: {future}")
 
@@ -388,7 +389,7 @@ def drive(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 class Stay:
-    """One loop and its workers, from the start of the loop to its end. Or a real thread that does its jobs in turn."""
+    """The life of one loop and its workers, or of one real thread that does its jobs one after the other."""
 
     def __init__(self, world: World, seed: str, kind: str, *, is_permanent: bool) -> None:
         self.world, self.kind, self.is_permanent = world, kind, is_permanent
@@ -432,7 +433,8 @@ class Stay:
 
     def _run_in_thread(self) -> None:
         for function, count in self.jobs():
-            # Nobody can interrupt a real thread, so a consumer that is not needed any more stops by itself.
+            self.is_leaving = False
+            # Nobody can interrupt a real thread. So a consumer stops by itself after this time, unless it is permanent.
             leaving = threading.Timer(0.2, lambda: setattr(self, "is_leaving", not self.is_permanent))
             leaving.daemon = True
             leaving.start()
@@ -577,7 +579,7 @@ def fork(world: World, generator: random.Random) -> None:
 
 
 def in_child(world: World, what: int) -> None:
-    """Use the queue of the parent, whose waiters do not exist here, and a new loop. Then exit.
+    """Use the parent's queue, then perhaps a new loop, and exit. The waiters of that queue do not exist in the child.
 
     Without a GIL, the child leaves the queue alone. If another thread uses an object during a fork, the object may stay
     locked in the child by a thread that does not exist there, and then the child hangs. This happens with CPython's own
@@ -667,7 +669,7 @@ def check_round(world: World) -> None:
     check(not got - sent, f"items have arrived that were not put: {got - sent}")
     if not world.drops_items:
         check(sent == got, f"items are lost: {sent - got}")
-    # The items that are left belong to tasks and coros of closed loops.
+    # The items that are not yet finalized belong to tasks and coros of closed loops. Drop what keeps those alive.
     world.victims.clear()
     world.forgotten.clear()
     ends_at = time.monotonic() + PATIENCE_S / 3
@@ -709,7 +711,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    warnings.simplefilter("ignore")  # forks in a program with threads, coroutines that nobody awaits
+    warnings.simplefilter("ignore")  # about forks in a program with threads, and coroutines that nobody awaits
     for name in ("asyncio", "concurrent.futures"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     faulthandler.enable()

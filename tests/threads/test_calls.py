@@ -187,7 +187,7 @@ def test_a_cancellation_after_the_end_there_is_not_lost(there, run_here):
     async def main():
         task = asyncio.ensure_future(threads.await_on(there, work()))
         await asyncio.sleep(0)
-        ended.wait()  # blocks this loop, so it does not notice the end
+        ended.wait()  # blocks this loop, which therefore does not notice that work() has ended
         threads.spawn_on(there, asyncio.sleep, 0).result()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -198,7 +198,7 @@ def test_a_cancellation_after_the_end_there_is_not_lost(there, run_here):
 
 
 async def begin_and_stop(loop):
-    """Run the loop in a thread until an endless call of ``await_on`` has begun there. Return the task that calls."""
+    """Begin an endless call of ``await_on`` in ``loop``, and then stop that loop. Return the calling task."""
     began = threading.Event()
 
     async def wait():
@@ -255,7 +255,7 @@ def test_the_other_loop_is_closed_during_a_call(factory, run_here, monkeypatch):
 @pytest.mark.parametrize("is_closed", [False, True], ids=["stopped", "closed"])
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_the_other_loop_stops_as_the_call_ends(factory, is_closed, is_cancelled, run_here, monkeypatch):
-    """The callbacks of the task that has ended are not called, but its result is there."""
+    """The loop stops before it calls the callbacks of the task that has ended. The caller still gets the result."""
     monkeypatch.setattr(threads, "_LOOK_FOR_CLOSED_S", 0.02)
     loop, began = factory(), threading.Event()
 

@@ -149,7 +149,7 @@ def test_cancelled_puts_leave_no_place_taken(kind):
             tasks = [asyncio.ensure_future(shared.aput(number)) for number in range(3)]
             await asyncio.sleep(0)
             tasks[1].cancel()
-            # The place of the item that is taken here is reserved for the first task, which is then cancelled, too.
+            # Taking this item frees a place, which is reserved for the first task. That task is then cancelled, too.
             assert await shared.aget() == "first"
             tasks[0].cancel()
             await asyncio.wait(tasks)
@@ -188,7 +188,7 @@ def test_waiters_are_served_in_the_order_in_which_they_came():
     assert sorted(got) == [(f"{number}", number) for number in range(6)]
 
 
-# ---------------------------------------------------------------- the end
+# ---------------------------------------------------------------- shutdown, closed loops and forks
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -254,7 +254,7 @@ def test_a_task_whose_loop_is_closed_is_passed_over():
 @with_coros
 @pytest.mark.parametrize("factory", [grapeshot.new_event_loop, asyncio.SelectorEventLoop])
 def test_a_task_whose_loop_is_closed_has_nothing_to_give_back(factory):
-    """When the coroutine of the task is closed, the next waiter keeps the item that it got instead of the task."""
+    """The item goes to the next waiter, which keeps it when the task's coroutine is closed afterwards."""
     from grapeshot import coro
 
     shared = threads.Queue()
@@ -429,7 +429,7 @@ def test_cpythons_own_tests_of_queue_queue():
 
 @pytest.mark.parametrize("factory", ["grapeshot.new_event_loop", "asyncio.SelectorEventLoop"])
 def test_waits_of_tasks_leave_nothing_behind(factory):
-    """The references to a task that has waited are dropped at once, in whichever thread has woken it."""
+    """When a task has waited, nothing keeps the future or waiter of that wait alive, whichever thread woke the task."""
     out = run_script(
         None,
         f"""

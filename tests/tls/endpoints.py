@@ -75,7 +75,7 @@ async def client_of(server: Any, context: ssl.SSLContext | None = None, **option
 
 
 class Carrier:
-    """Replaces the raw peer of a TlsPeer with another TlsPeer, so that there are two layers of TLS."""
+    """Takes the place of the raw peer of a TlsPeer, and sends through another TlsPeer: two layers of TLS."""
 
     def __init__(self, outer: TlsPeer) -> None:
         self.outer = outer
@@ -91,7 +91,7 @@ class Carrier:
 
 
 def peer_of(raw: Any, side: str) -> TlsPeer:
-    """Return the TLS peer of a loop that is on `side` of the connection. `raw` is a raw peer or a carrier."""
+    """Return the TLS peer of a loop that is on `side` of the connection. `raw` is a raw peer or a Carrier."""
     if side == "server":
         return TlsPeer(raw, client_context())
     return TlsPeer(raw, server_context(), server_side=True)

@@ -46,7 +46,7 @@ def failing(kind, method, fault):
 @pytest.mark.skip_on(uvloop="raises out of libuv's callback")
 async def test_while_data_is_delivered(loop, reported, side, kind, method, fault):
     transport, _, peer = await connected(loop, kind, side)
-    protocol = failing(kind, method, fault)()  # only now, because asyncio asks for a buffer in advance
+    protocol = failing(kind, method, fault)()  # not from the start: asyncio calls get_buffer() before any data arrives
     protocol.connection_made(transport)
     transport.set_protocol(protocol)
     await peer.write(b"x")

@@ -49,7 +49,7 @@ grapeshot.run(main())
 
 
 def ways(code: str, **variables: str) -> list[str]:
-    """Run the program. Return the way that the debug log names for each TLS connection: OpenSSL or MemoryBIO."""
+    """Run the program. Return what each TLS connection calls according to the debug log: OpenSSL or MemoryBIO."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"GRAPESHOT_DEBUG": "tls"} | variables,
@@ -125,7 +125,7 @@ def make_others(_incoming, _outgoing, made):
 @pytest.mark.parametrize("change", [do_nothing, begin_handshake, make_others])
 @pytest.mark.parametrize("side", SIDES)
 async def test_a_context_with_a_wrap_bio_of_its_own(loop, side, change):
-    """The `wrap_bio` of a context class may use the BIOs before the transport does, and make further objects."""
+    """The `wrap_bio` of a context class may use the BIOs before the transport does, and may make further SSLObjects."""
     context = Replacing(ssl.PROTOCOL_TLS_SERVER if side == "server" else ssl.PROTOCOL_TLS_CLIENT)
     context.change = change
     if side == "server":

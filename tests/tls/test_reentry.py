@@ -121,7 +121,8 @@ async def test_close_while_encrypting(loop, size):
     with WhileWriting() as writing:
         transport, protocol, peer = await connected(loop, ours=writing.context, small=True)
         with peer:
-            # This data arrives after the last messages of TLS 1.3's handshake, so none of those wakes the transport.
+            # Once this data is here, so are the last messages of TLS 1.3's handshake. Then none of these messages can
+            # wake the transport later.
             await peer.write(b"x")
             await until(lambda: protocol.data == b"x", "the data")
             writing.action = transport.close

@@ -77,7 +77,7 @@ async def test_with_buffers_while_decrypting(loop, before, after, size):
 @pytest.mark.skip_on(asyncio="calls buffer_updated() of the new protocol, or of the old one forever", uvloop="the same")
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_inside_get_buffer(loop, after):
-    """get_buffer() is called before the data is decrypted, so all of it goes to the new protocol."""
+    """get_buffer() replaces the protocol before the data is decrypted, so all of the data goes to the new protocol."""
     second = after()
 
     class Leaving(BufferedRecorder):

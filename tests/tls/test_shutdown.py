@@ -1,5 +1,5 @@
-"""The end of TLS connections: close_notify, ends without close_notify, time limits, and data that is written or sent at
-that time.
+"""The end of TLS connections: close_notify, ends without close_notify, time limits, and data that is still
+on its way.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ async def test_the_client_does_not_wait_for_the_answer(loop):
 
 @pytest.mark.skip_on(asyncio="delivers before start_tls() returns")
 async def test_the_first_data_comes_with_the_end_of_the_handshake(loop, serve):
-    """connection_made() begins start_tls(). The waiting task has the new transport before the data arrives."""
+    """connection_made() makes a task that calls start_tls(). The task has the new transport before data_received()."""
     made = []
 
     class Answers(Recorder):

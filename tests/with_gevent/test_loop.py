@@ -248,7 +248,7 @@ def test_tasks_and_greenlets():
 
 
 def test_tasks_in_any_greenlet_add_signal_handlers():
-    """In a patched program, `threading.current_thread()` is the main thread only in the main greenlet."""
+    """This works although `threading.current_thread()` is the main thread only in the main greenlet."""
     out = run(
         """
         from grapeshot.gevent import await_
@@ -382,7 +382,7 @@ def test_corners_of_watchers():
         gevent.sleep(0.35)
         pid = os.fork()
         if pid == 0:
-            os._exit(int(not greenlet.get()))  # its timer does not begin again
+            os._exit(int(not greenlet.get()))  # the greenlet's timer does not start anew in the child
         print(os.waitpid(pid, 0)[1], greenlet.get())
         for each in (near, far):
             each.close()
@@ -489,7 +489,7 @@ def test_watchers_of_a_descriptor():
         far.send(b"x")
         until(lambda: not reader.active)
         print(fired)
-        # Data comes while nobody watches, and the watchers start again.
+        # Data comes while no watcher is active. Afterwards, the reader fires each time it is started.
         near.recv(1)
         far.send(b"y")
         gevent.sleep(0.01)
@@ -883,7 +883,7 @@ def test_the_main_greenlet_runs_a_loop_after_a_woken_greenlet_has_failed():
 
 
 def test_the_hubs_loop_runs_again_after_a_woken_greenlet():
-    """Callbacks of asyncio, of gevent and of descriptors see the hub's loop, in any order."""
+    """Callbacks of asyncio, of gevent and of descriptors see the hub's loop, in whichever order they run."""
     out = run_woken(
         """
         seen = []

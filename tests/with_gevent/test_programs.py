@@ -301,7 +301,7 @@ def accepts(port: int) -> bool:
     client = http.client.HTTPConnection(HOST, port, timeout=CAP_S)
     try:
         client.connect()
-    except (ConnectionRefusedError, ConnectionResetError):  # reset: closed before it was accepted
+    except (ConnectionRefusedError, ConnectionResetError):  # a reset if the server stops before it accepts
         return False
     finally:
         client.close()
@@ -565,7 +565,7 @@ from common import *
 url = f"http://127.0.0.1:{os.environ['PORT']}"
 
 class Client:
-    "A client of python-socketio. `call` turns what its methods return (with asyncio, awaitables) into results."
+    "A client of python-socketio. If its methods return awaitables, `call` awaits them."
     def __init__(self, name, client, call):
         self.name, self.client, self.call = name, client, call
         self.said, self.numbers, self.is_over = [], [], False

@@ -32,7 +32,7 @@ SOME = [
 # module -> tests that pass on gevent's own loops, with the reason why they do not pass here
 DIFFERENT = {
     "test__hub": {
-        "test_kill_removes_trace": "the loop sets a trace function, which exchanges the greenlets' running loops",
+        "test_kill_removes_trace": "the loop sets a trace function, which exchanges the running loops at each switch",
     },
     "test__select": {
         "test_closing_object_while_polling": "the descriptor is polled once more before it is closed",

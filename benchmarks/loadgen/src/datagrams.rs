@@ -1,4 +1,4 @@
-//! UDP: many sockets, each with one datagram under way; the reply issues the next one.
+//! UDP: many sockets, each with one datagram under way. When its reply arrives, the socket sends the next one.
 //!
 //! A datagram may get lost. If no reply arrives for a while, the datagram is sent again, and the report counts that. A
 //! reply to an earlier datagram (which was late, not lost) is ignored.
@@ -100,8 +100,8 @@ impl Load {
         self.send(index, now_ns)
     }
 
-    /// Reads up to the awaited reply. Anything behind it answers a datagram that was sent twice, and is read when the
-    /// next datagram wakes the poller.
+    /// Reads datagrams up to the awaited reply. Later ones are second replies to a datagram that was sent twice; they
+    /// are read when the next datagram wakes the poller.
     fn receive(&mut self, index: usize) -> Result<(), String> {
         loop {
             let peer = &mut self.peers[index];

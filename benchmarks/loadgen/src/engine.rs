@@ -1,7 +1,7 @@
 //! The load over long-lived connections, driven by one thread.
 //!
 //! There are `connections` times `depth` places for requests under way. In the closed loop all of them are always
-//! taken: each reply issues the next request. In the open loop requests come due at a constant rate ([`Arrivals`]),
+//! taken: each reply triggers the next request. In the open loop requests come due at a constant rate ([`Arrivals`]),
 //! and a free place takes the next one that is due. An [`Exchange`] defines the requests and recognizes the replies.
 
 use std::collections::VecDeque;
@@ -96,7 +96,7 @@ impl<W: Wire, S> Connection<W, S> {
         Ok(())
     }
 
-    /// Reads until the socket is empty. Each reply issues the next request, or frees a place for the next due one.
+    /// Reads until the socket is empty. Each reply triggers the next request, or frees a place for the next due one.
     fn receive<E: Exchange<State = S>>(
         &mut self,
         index: usize,

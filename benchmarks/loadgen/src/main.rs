@@ -99,7 +99,7 @@ pub(crate) struct Window {
     #[arg(long)]
     spin: bool,
     /// Requests per second at a constant rate, whatever the server does (echo, reply, http, websocket). A latency
-    /// begins when its request is due. Without this option, each reply issues the next request
+    /// begins when its request is due. Without this option, each reply triggers the next request
     #[arg(long, value_parser = parse_rate, conflicts_with = "requests")]
     rate: Option<f64>,
     /// Give up when no reply arrives for this many seconds

@@ -79,7 +79,7 @@ pub(crate) struct TlsClient {
 }
 
 impl TlsClient {
-    /// `coalesces`: send all records of a write in one call. OpenSSL itself uses one call for each.
+    /// `coalesces`: send all records of a write in one call. OpenSSL itself uses one call per record.
     ///
     /// # Errors
     /// If there is no OpenSSL 3.

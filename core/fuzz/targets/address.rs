@@ -14,7 +14,7 @@ use libfuzzer_sys::fuzz_target;
 enum Input<'a> {
     V4([u8; 4], u16),
     V6([u8; 16], u16, u32, u32),
-    /// An IPv6 address that is mostly zeros. Its text is shortened.
+    /// An IPv6 address that is mostly zeros, so its text contains `::`.
     Sparse(u16, u8, u16, u8),
     Unix(&'a [u8]),
 }

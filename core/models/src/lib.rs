@@ -20,8 +20,8 @@ pub mod wait_queue;
 #[path = "../../src/queue/inbox.rs"]
 pub mod inbox;
 
-/// Runs a model in every order in which threads are preempted at most three times, or as often as the environment
-/// variable `LOOM_MAX_PREEMPTIONS` says.
+/// Runs a model in every order in which threads are preempted at most three times. The environment variable
+/// `LOOM_MAX_PREEMPTIONS` sets another limit.
 pub fn check(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(3));

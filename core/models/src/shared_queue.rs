@@ -25,7 +25,7 @@ pub enum Ended {
 pub struct Waiter {
     woken_and_cancelled: Mutex<(bool, bool)>,
     changed: Condvar,
-    /// The loop of the task is closed.
+    /// Whether the loop of the waiting task is closed.
     is_dead: bool,
 }
 
@@ -35,7 +35,7 @@ impl Waiter {
         Self::with(false)
     }
 
-    /// A task whose loop is closed while it waits.
+    /// A task whose loop is closed while the task waits.
     #[must_use]
     pub fn dead() -> Arc<Self> {
         Self::with(true)
@@ -261,7 +261,7 @@ impl SharedQueue {
         self.in_section(|state| state.leave(waiter, side));
     }
 
-    /// Closes the coroutine of a getter that waits.
+    /// What happens when the coroutine of a waiting getter is closed.
     pub fn leave_getter(&self, waiter: &Arc<Waiter>) {
         self.leave(waiter, Side::Getter);
     }

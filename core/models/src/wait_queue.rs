@@ -71,8 +71,8 @@ impl WaitQueue {
         coro.status.store(WAITING, Ordering::Release);
     }
 
-    /// Grants the first coro its request and puts it into its loop's inbox. False if the queue is empty. The caller is
-    /// in the critical section of the object that contains the queue.
+    /// Grants the first coro its request and puts the coro into its loop's inbox. Returns false if the queue is empty.
+    /// The caller is in the critical section of the object that contains the queue.
     pub fn claim_first(&self) -> bool {
         let claimed = self.exclusive.with(|| {
             // SAFETY: inside of `exclusive`.

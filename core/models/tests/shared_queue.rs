@@ -58,7 +58,7 @@ fn the_item_of_a_cancelled_getter_goes_to_the_next_one() {
         let second = get(&queue, &Waiter::new());
         waiter.cancel();
         assert_eq!(queue.put(1, &Waiter::new()), Ended::Put);
-        // If the first one has got the item, the second one waits for another.
+        // If the first getter has got the item, the second one waits for another item.
         match first.join().unwrap() {
             Ended::Got(1) => assert_eq!(queue.put(1, &Waiter::new()), Ended::Put),
             ended => assert_eq!(ended, Ended::Cancelled),

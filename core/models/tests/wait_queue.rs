@@ -10,10 +10,10 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
-/// A lock or a queue that has units to give away, and the coros that wait for them.
+/// Stands for a lock or a queue: it has units to give away, and coros wait for them.
 struct Source {
     waiters: WaitQueue,
-    /// The critical section of the object, and the number of units that nobody has.
+    /// How many units nobody has. The mutex stands for the critical section of the lock or the queue.
     free: Mutex<usize>,
     /// How many waits were successful.
     taken: AtomicUsize,
@@ -115,8 +115,8 @@ fn a_coro_is_woken_once_by_its_timeout_or_by_another_thread() {
     });
 }
 
-/// `coro/ending.rs::end` resumes coros of a thread that ends. It does not wait for their entries in the ready queue.
-/// These entries later have no effect.
+/// When a thread ends, `coro/ending.rs::end` resumes the thread's coros without waiting for their entries in the ready
+/// queue. These entries later have no effect.
 #[test]
 fn a_coro_whose_thread_ends_passes_its_grant_on() {
     check(|swaps| {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The base-2 logarithm of the number of buckets for each power of two.
 const FINE_BITS: u32 = 3;
 const FINE: u64 = 1 << FINE_BITS;
-/// All values from 2 to this power on are in the last bucket. In nanoseconds, that is 18 minutes.
+/// All values of `1 << MAX_BITS` or more are in the last bucket. In nanoseconds, that limit is 18 minutes.
 const MAX_BITS: u32 = 40;
 const BUCKETS: usize = ((MAX_BITS - FINE_BITS + 1) << FINE_BITS) as usize;
 

@@ -101,8 +101,8 @@ impl<T: Send> Inbox<T> {
     }
 
     /// Announces that the consumer is about to block, for an inbox whose producers all use [`Inbox::claim_wake`]. The
-    /// consumer holds their lock, has found no item, and releases the lock after this call. So no item can have
-    /// arrived in between, and the lock takes the place of the fences. Only the consumer may call this.
+    /// consumer must hold the producers' lock from the check that found no item until after this call. So no item can
+    /// arrive between the two, and the lock takes the place of the fences. Only the consumer may call this.
     #[inline]
     pub fn begin_locked_sleep(&self) {
         self.is_sleeping.store(true, Ordering::Relaxed);

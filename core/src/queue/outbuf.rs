@@ -174,7 +174,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
             .chain(self.rest.iter().flat_map(|rest| rest.iter()))
     }
 
-    /// Empties the buffer, for `advance` when everything is written.
+    /// Empties the buffer. `advance` calls this when everything is written.
     #[inline]
     fn take_all(&mut self, dropped: &mut impl FnMut(C)) {
         self.sent_bytes = 0;
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn is_small() {
         // An optional `Vec` takes three words, because a `Vec` has a niche for `None`. The chunks that transports use
-        // have no niche. But they are only pointers to Python objects, so an optional one still takes less.
+        // have no niche. But each of them is a single pointer, so an optional one takes only two words.
         assert!(size_of::<OutBuf<Box<[u8]>>>() <= 48);
         assert!(size_of::<OutBuf<Vec<u8>>>() <= 48);
     }

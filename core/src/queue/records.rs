@@ -1,9 +1,9 @@
 //! Finds where TLS records begin and end in the received bytes. A record is a header of five bytes and a body, whose
 //! length is in the header (RFC 8446, section 5.1).
 //!
-//! A call of `SSL_read` without a whole record is wasted. If the call is made through `ssl.SSLObject`, it even raises
-//! `SSLWantReadError`, which costs more than decrypting a small record. So the TLS code of the extension counts the
-//! whole records, and usually calls `SSL_read` exactly once for each.
+//! Before a whole record has arrived, a call of `SSL_read` is wasted. If it is made through `ssl.SSLObject`, it even
+//! raises `SSLWantReadError`, which costs more than decrypting a small record. So the TLS code of the extension counts
+//! the whole records, and usually calls `SSL_read` exactly once for each.
 //!
 //! ```text
 //!   type  version   length        body
@@ -19,9 +19,10 @@ const MAX_BODY_LEN: usize = (1 << 14) + 2048;
 /// The result of [`Framing::advance`].
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// How many records the data has completed. After bytes that are not a TLS record, an upper bound of that number.
+    /// How many records the data has completed. If the stream has had bytes that are not a TLS record, this is only an
+    /// upper bound.
     pub records: usize,
-    /// An upper bound of the number of bytes of plaintext in them.
+    /// An upper bound of the number of bytes of plaintext in these records.
     pub capacity: usize,
 }
 

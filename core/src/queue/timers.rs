@@ -1,10 +1,10 @@
 //! The timers: ordered by deadline, then by the order in which they were added.
 //!
 //! The heap finds the next deadline in O(1), and adds and removes timers in O(log n). Timers with equal deadlines come
-//! out in insertion order, because every timer gets the next sequence number. The loop leaves cancelled timers in the
-//! heap. It removes them later: one by one when they come to the top, or all at once with [`TimerHeap::retain`]. But
-//! usually a timer is cancelled soon after it was added. [`TimerHeap::remove_last_if`] can then remove it at once,
-//! because it is usually still the last entry of the array or of the run (see below).
+//! out in insertion order, because every timer gets the next sequence number. Most cancelled timers are cancelled soon
+//! after they were added. Such a timer is usually still the last entry of the array or of the run (see below), and
+//! [`TimerHeap::remove_last_if`] removes it at once. The loop leaves other cancelled timers in the heap. It removes
+//! them later: one by one when they come to the top, or all at once with [`TimerHeap::retain`].
 //!
 //! ```text
 //!   array   0 | 1 2 | 3 4 5 6 | 7 ...            parent of i      (i - 1) / 2
@@ -14,7 +14,7 @@
 //!
 //! Most programs set many timers with the same delay, so each new deadline is at or after the one before it. A sorted
 //! deque beside the array, the *run*, holds these timers: they are appended to the run and leave from its front, both
-//! in O(1). A timer whose deadline is before the last one of the run goes to the array.
+//! in O(1). A timer whose deadline is before the last deadline in the run goes to the array.
 //!
 //! When many timers of the array are due at once, [`TimerHeap::sort_due`] sorts them into the front of the run. That is
 //! cheaper than taking them from the array one by one, because each removal moves entries along a path through the
@@ -213,9 +213,9 @@ impl<T> TimerHeap<T> {
         }
     }
 
-    /// Moves all timers of the array whose deadline is `now_ns` or before to the run. [`Self::pop`] then takes out
-    /// each of them in O(1). The order stays the same. For an array of n timers of which k are due, this takes
-    /// O(n + k log k), so it pays only if many are due.
+    /// Moves the due timers, which have a deadline of `now_ns` or earlier, from the array to the run. [`Self::pop`]
+    /// then takes out each of them in O(1). The order stays the same. For an array of n timers of which k are due, this
+    /// takes O(n + k log k), so it pays only if many are due.
     pub fn sort_due(&mut self, now_ns: u64) {
         if self.entries.first().is_none_or(|first| first.when_ns > now_ns) {
             return;

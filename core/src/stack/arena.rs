@@ -24,8 +24,9 @@
 //!   (`KEPT_STACKS`).
 //! - **Limits.** A caller can reserve a stack with `promise`; `take_promised` then cannot fail. Near a limit of the
 //!   system, new stacks must be refused while the rest of the process can still allocate. So `mappings` leaves a
-//!   reserve of mappings, and an arena is made only if the address space has more room than the arena needs. Stacks
-//!   are opened in groups: the system refuses a whole group while it still has memory for smaller requests.
+//!   reserve of mappings, and an arena is made only if the address space has more room than the arena needs. Stacks are
+//!   opened in groups, because a group is a large request: the system refuses it while it still has memory for smaller
+//!   requests.
 //!
 //! An `Arenas` belongs to one thread.
 
@@ -72,8 +73,8 @@ const RESERVED_LEN: usize = 32 * MIB;
 /// Why a stack could not be allocated.
 #[derive(Debug)]
 pub enum StackError {
-    /// The process is near the kernel's limit of mappings. `None` if the mappings were not counted, because they were
-    /// at the limit a moment ago.
+    /// The process is near the kernel's limit of mappings. `None` if the mappings were not counted this time, because a
+    /// count a moment ago found too few left.
     Mappings(Option<MappingUsage>),
     /// The system refused memory or addresses.
     Memory(io::Error),

@@ -3,9 +3,10 @@
 //!
 //! At the limit every large allocation of the process fails, not only the allocation of a stack, and most programs do
 //! not survive that. So stacks leave a reserve. Counting the mappings takes time in proportion to their number
-//! (`pages::mapping_usage`). So after each count, stacks may take some mappings without a further count: an eighth of
-//! the mappings that were counted, or half of the free ones if that is less. The other half of the free ones is left to
-//! the rest of the process, which may take mappings in between.
+//! (`pages::mapping_usage`), so not every request counts them. After each count, stacks may take some mappings without
+//! a further count: an eighth of the mappings that were counted, or half of the mappings that are free beyond the
+//! reserve if that is less. The other half is left to the rest of the process, which may take mappings before the next
+//! count.
 //!
 //! The limit applies to the whole process, so any thread may use a `Budget`.
 

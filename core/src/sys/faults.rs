@@ -24,8 +24,8 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use super::pages;
 
-/// Writes a description of a stack's owner into the message. It is called in a signal handler, so apart from this it
-/// may only read memory.
+/// Writes a description of a stack's owner into the message. It is called in a signal handler, so it may do nothing
+/// but read memory and write to the message.
 pub type Describe = unsafe fn(owner: *const c_void, message: &mut FaultMessage);
 
 /// The length of an alternate stack. It is enough for faulthandler's report, which runs on the same stack.
@@ -333,7 +333,8 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
             }
         }
     }
-    // SAFETY: plain system calls. A fault occurs again when this returns; a signal that was sent must be sent again.
+    // SAFETY: plain system calls. A fault occurs again when the handler returns; a signal that was sent must be sent
+    // again.
     unsafe {
         let mut action: libc::sigaction = mem::zeroed();
         action.sa_sigaction = libc::SIG_DFL;

@@ -47,7 +47,7 @@ pub(crate) fn reserve(len_bytes: usize) -> io::Result<usize> {
     Ok(mapping as usize)
 }
 
-/// Gives addresses back that `reserve` has returned.
+/// Gives back addresses that `reserve` has returned.
 ///
 /// # Safety
 /// The range belongs to a mapping of the caller, and nothing uses it any more.

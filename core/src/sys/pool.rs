@@ -55,7 +55,7 @@ struct State {
     threads: HashMap<u64, HelperThread>,
     last_number: u64,
     idle: usize,
-    /// How many threads run a job. The others are idle, about to begin, or deliver an outcome.
+    /// How many threads run a job. The others are idle, are about to begin, or deliver an outcome.
     busy: usize,
     /// How many callers of [`Pool::end_idle`] wait. While there are any, no thread becomes idle.
     enders: usize,
@@ -108,8 +108,8 @@ impl Pool {
         (state.threads.len(), state.idle)
     }
 
-    /// Ends the threads that wait for a job, and returns when the system no longer counts them. This includes every
-    /// thread whose last outcome was already taken from the mailbox, even if the thread is not waiting yet.
+    /// Ends the threads that wait for a job, and also every thread whose last outcome was already taken from the
+    /// mailbox, even if that thread is not waiting yet. Returns when the system no longer counts these threads.
     pub fn end_idle(&self) {
         let mut state = self.lock();
         state.enders += 1;
@@ -167,7 +167,7 @@ impl Pool {
 /// A pool of the process, made when it is first used. A forked child makes its own.
 pub struct SharedPool {
     name: &'static str,
-    /// Null, or leaked.
+    /// Null, or the pool, which is never freed.
     pool: AtomicPtr<Pool>,
 }
 
@@ -176,7 +176,7 @@ impl SharedPool {
     /// does not matter. Python's default executor starts as many on a machine with many processors.
     pub const MAX_THREADS: usize = 32;
 
-    /// A shared pool that is not made yet, as the value of a `static`.
+    /// The initial value of a `static`. [`Self::get`] makes the pool.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self {
@@ -250,7 +250,7 @@ impl<T> Mailbox<T> {
         self.waker.fd()
     }
 
-    /// Removes and returns what has arrived, in the order of arrival, each with its ticket.
+    /// Removes and returns the outcomes that have arrived, in the order of arrival, each with its ticket.
     #[must_use]
     pub fn take(&self) -> Vec<(u64, T)> {
         self.waker.drain();

@@ -16,7 +16,7 @@ use super::poller::Interest;
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// Waits until a read, or a write if `is_write`, does not block. Stops waiting when [`now_ns`] reaches `deadline_ns`
+/// Waits until a read, or a write if `is_write`, would not block. Stops waiting when [`now_ns`] reaches `deadline_ns`
 /// (`None`: no limit). Returns whether the descriptor is ready. A descriptor with an error or a hangup is ready for
 /// both.
 ///
@@ -58,8 +58,8 @@ pub fn wait_ready(fd: RawFd, is_write: bool, deadline_ns: Option<u64>) -> io::Re
     }
 }
 
-/// Whether one of these descriptors is ready in a direction of its interest. The call does not wait. A closed
-/// descriptor is not ready. If the system call fails, the result is true.
+/// Whether one of these descriptors is ready for an operation (read or write) that is in its interest. The call does
+/// not wait. A closed descriptor is not ready. If the system call fails, the result is true.
 pub fn is_any_ready(watched: impl Iterator<Item = (RawFd, Interest)>) -> bool {
     let mut entries: Vec<libc::pollfd> = watched
         .filter(|(_, interest)| interest.has_read() || interest.has_write())

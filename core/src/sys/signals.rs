@@ -12,8 +12,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 
-/// Every pipe has space for at least this many bytes. (On Linux a pipe usually has space for 64 KiB, but for one or two
-/// pages if its user has very many pipes.)
+/// Every pipe has space for at least this many bytes. (On Linux a pipe usually has space for 64 KiB, but only for one
+/// or two pages if its user has very many pipes.)
 const MIN_CAPACITY_LEN: usize = 4096;
 /// [`SignalPipe::drain`] stops once it has taken out this many bytes.
 const MAX_DRAINED_LEN: usize = 65536;

@@ -30,7 +30,8 @@ pub struct HelperThread {
 impl HelperThread {
     /// Waits until the thread has ended, and until the system no longer counts it.
     ///
-    /// `JoinHandle::join` returns a moment earlier. CPython warns about a fork if the system counts several threads.
+    /// `JoinHandle::join` returns a moment before the system stops counting the thread. After a fork in that moment,
+    /// CPython would warn that the process has several threads.
     pub fn join(self) {
         // Err means that the thread panicked, which was already written to stderr.
         drop(self.handle.join());

@@ -205,7 +205,7 @@ mod imp {
     }
 
     fn is_this_library(info: &dl_phdr_info) -> bool {
-        // SAFETY: the address is in this library. The structure is local, and valid if all of its bytes are zero.
+        // SAFETY: the address is in this library. The structure is a local variable, for which all zeros are valid.
         unsafe {
             let mut own: libc::Dl_info = std::mem::zeroed();
             libc::dladdr(segments as *const c_void, &raw mut own) != 0

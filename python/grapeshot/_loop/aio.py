@@ -33,8 +33,8 @@ PART_LEN = 1024 * 1024
 # After a loop's tasks have read _TURN bytes without waiting, the task that read last lets others run. Each read counts
 # as at least _MIN_COST bytes.
 _TURN, _MIN_COST = 4 * 1024 * 1024, 16 * 1024
-# How long the close of a loop waits for calls that have begun (their memory cannot be freed before they end). It waits
-# in steps, and holds the GIL for at most _STOP_STEP_S in each step.
+# How long the close of a loop waits for calls that have begun (their memory cannot be freed before they end). The
+# close waits in steps, and holds the GIL for at most _STOP_STEP_S in each step.
 _STOP_S, _STOP_STEP_S = 1.0, 0.01
 
 os.register_at_fork(before=_core._aio_before_fork, after_in_child=_core._aio_after_fork)
@@ -95,7 +95,7 @@ class AioQueue(Answers):
             time.sleep(0)  # lets other threads run
             left = native.stop(_STOP_STEP_S)
         if left:
-            # The calls that go on may still use their descriptors, so on_end is called only for those that have ended.
+            # A call that goes on may still use its descriptor, so on_end is called only for the calls that have ended.
             ended: list[tuple[int, Any]] = []
             native.take(ended)
             calls = {ticket: calls[ticket] for ticket, _ in ended if ticket in calls}
@@ -138,9 +138,9 @@ def octets(data: Any) -> bytes:
 def read_now(fd: int, size: int, offset: int) -> bytes | None:
     """Read up to ``size`` bytes if the kernel has them in memory, otherwise return None.
 
-    At the end of the file, this returns b"". If only the first part is in memory, it returns None too; but a read at
-    the file's own position (``OWN_POSITION``) returns that part, because the position has moved past it. If ``size`` is
-    more than 1 MiB, this always returns None.
+    At the end of the file, this returns b"". If only the first of these bytes are in memory, this returns None, too.
+    But a read at the file's own position (``OWN_POSITION``) returns them, because the position has already moved past
+    them. If ``size`` is more than 1 MiB, this always returns None.
 
     Raises:
         OSError: as :func:`os.pread`.
@@ -161,7 +161,7 @@ class Prefetch:
         self._end = 0  # the end of the part that was checked last
 
     def limited(self, offset: int, length: int) -> int:
-        """Return how much to send next: ``length``, but not beyond the end of the part that was checked last."""
+        """Return ``length``. If ``offset`` is in the part that was checked last, limit it to the rest of that part."""
         return min(length, self._end - offset) if offset < self._end else length
 
     def is_needed(self, offset: int, length: int) -> bool:

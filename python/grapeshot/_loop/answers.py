@@ -1,7 +1,7 @@
 """What name lookups and calls on files have in common: native code answers later, and a future waits for each answer.
 
 The native object (``_core._Resolver``, ``_core._AioQueue``) returns a ticket for each question. The object's descriptor
-is readable when answers may have arrived, and its method ``take`` appends them to a list, each with its ticket.
+is readable when answers may have arrived. The object's method ``take`` appends them to a list, each with its ticket.
 
 A forked child never uses the native object of its parent, and never frees it. At the time of the fork, a thread of the
 parent, which does not exist in the child, may have held a lock of the object or may have been changing it.

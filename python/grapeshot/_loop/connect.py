@@ -55,8 +55,8 @@ async def create_connection(
 
     Raises:
         LimitError: the loop has reached its limit of connections or descriptors (:meth:`Loop.set_limits`).
-        OSError: no address could be connected, or the name does not resolve (:class:`socket.gaierror`).
-        ExceptionGroup: no address could be connected, and ``all_errors`` is set.
+        OSError: every attempt to connect has failed, or the name does not resolve (:class:`socket.gaierror`).
+        ExceptionGroup: every attempt to connect has failed, and ``all_errors`` is set.
         ValueError: arguments contradict each other, or ``sock`` is not a stream socket.
         TypeError: ``sock`` is an ``ssl.SSLSocket``.
         ssl.SSLError, ConnectionResetError, ConnectionAbortedError: the TLS handshake failed; see
@@ -282,7 +282,7 @@ async def _staggered(
 
 
 def _first_socket(done: Iterable[asyncio.Task[socket.socket]]) -> socket.socket | None:
-    """Return the socket of one finished attempt, if any, and close the sockets of the others.
+    """Return the socket of an attempt that has connected, or None. Close the sockets of the other attempts.
 
     If no attempt has connected, but one has raised an error that is not an OSError, raise that error.
 
@@ -343,7 +343,7 @@ async def _connect_one(
             try:
                 sock.close()
             except OSError:
-                pass  # closing a socket that never connected loses nothing, and this error would hide the first one
+                pass  # the socket never connected, so no data is lost; raising this error would hide the first one
         raise
     finally:
         del errors  # break a reference cycle: the exception's traceback refers to this frame

@@ -3,12 +3,12 @@
 Names do not go to the default executor, so they do not wait behind other work there. The C library is asked in native
 threads of the process (``core/src/sys/resolver``), which do no other work, and for which the exit of the process does
 not wait. If a program has replaced ``socket.getaddrinfo`` or ``socket.getnameinfo``, the executor calls the
-replacement, as in asyncio, even for IP addresses. For arguments that raise an error, the executor calls CPython's own
-functions.
+replacement, as in asyncio, even for IP addresses. For arguments that the native threads do not accept (wrong values
+and unusual types), the executor calls CPython's own functions.
 
 Most IP addresses with a numeric port never get here, because ``Loop.getaddrinfo`` answers them natively
-(``src/dns/literals.rs``). The rest (with a zone, with ``host=None``, with unusual flags, or in debug mode) still needs
-no server and no file, so this module calls the C library directly: that takes about 2 us, and a thread would take 50.
+(``src/dns/literals.rs``). The others (with a zone, with unusual flags, or in debug mode) and ``host=None`` need no
+server and no file either, so this module calls the C library directly: that takes about 2 us, a thread would take 50.
 ``inet_pton`` decides whether a host is an IP address. The answer comes from the C library, so scope ids, flags and the
 order of several socket types are exactly the same as in :func:`socket.getaddrinfo`.
 """
@@ -45,8 +45,8 @@ _SOCKET, _NATIVE_SOCKET = vars(socket), vars(_socket)
 def is_own(function: Any, module: types.ModuleType) -> bool:
     """Whether a function that was found in the module is the module's own, and not a replacement.
 
-    The replacement may be an object that has all attributes of the original, such as one of wrapt's proxies, so only
-    exact types are looked at.
+    A replacement, such as one of wrapt's proxies, may imitate all attributes of the original, but not its exact type.
+    So the exact type is compared, too.
     """
     if type(function) is types.FunctionType:
         return function.__globals__ is vars(module)
@@ -193,7 +193,7 @@ def current(name: str) -> Callable[..., Any]:
 
     The name is looked up at each call, because programs and tests replace the function.
     """
-    # eventlet patches the socket module, and gives asyncio's modules a copy that is not patched.
+    # eventlet patches the socket module, but gives asyncio's modules a copy that is not patched. Use that copy.
     of_asyncio: Any = vars(asyncio.base_events).get("socket")
     if type(of_asyncio) is types.ModuleType and vars(of_asyncio) is not _SOCKET:
         return getattr(of_asyncio, name)  # type: ignore[no-any-return]
@@ -213,8 +213,8 @@ def is_original(name: str) -> bool:
 def question_of_addresses(host: Any, port: Any, family: int, type_: int, proto: int, flags: int) -> Question | None:
     """Return the question, or AT_ONCE if ``socket.getaddrinfo`` may be called in this thread.
 
-    Return None if ``socket.getaddrinfo`` must be called in a thread, because a program has replaced it, or because it
-    will refuse the arguments.
+    Return None if ``socket.getaddrinfo`` must be called in a thread, because a program has replaced it, or because the
+    native threads do not accept the arguments.
 
     Raises:
         UnicodeError: the host is not a valid internationalised domain name.

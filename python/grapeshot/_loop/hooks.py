@@ -1,6 +1,6 @@
-"""Functions that ``coro`` and the back door set, for callers that must not import these. Each is None until it is set.
+"""Functions that the ``coro`` package and the back door set. Each is None until it is set.
 
-The callers are the loop, the runner and ``insight.tree()``.
+The loop, the runner and ``insight.tree()`` must not import ``coro`` or the back door, so they call these functions.
 """
 
 from __future__ import annotations

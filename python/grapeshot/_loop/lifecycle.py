@@ -337,7 +337,8 @@ def _shut_down(
     try:
         if executor is not None:
             executor.shutdown(wait=True)
-        # These executors may be used again on another loop, but the coros that are their workers end with this loop.
+        # The executors whose workers are coros may be used again on another loop, so they are not shut down. But their
+        # coros end with this loop, so wait for the jobs.
         for other in with_coros:
             other._wait_for_jobs()
     except Exception as exc:
@@ -378,7 +379,7 @@ def set_exception_handler(loop: BaseLoop, handler: ExceptionHandler | None) -> N
 
 
 def default_exception_handler(loop: BaseLoop, context: dict[str, Any]) -> None:
-    """Log ``context`` as one ERROR record of the ``asyncio`` logger: the message, then its other keys, sorted.
+    """Log ``context`` as one ERROR record of the ``asyncio`` logger: the message, then the other keys, sorted.
 
     The record includes the exception's traceback. In debug mode it says where the failing object was created. For that
     purpose, the function may add the keys ``source_traceback``, ``in_coro`` and ``handle_traceback`` to ``context``.

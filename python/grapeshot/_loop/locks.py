@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# This module is imported with the package, so before any call of `coro.patch()`.
+# Importing the package imports this module, so `coro.patch()` has not replaced `_thread.RLock` yet.
 _RLock = _thread.RLock
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .base import BaseLoop
 
-# The name and the spawn site of the current coro. In a task: of the coro that started the task, directly or through
+# The name and the spawn site of the current coro. A task has those of the coro that started it, directly or through
 # other tasks.
 _coro: contextvars.ContextVar[tuple[str, str | None]] = contextvars.ContextVar("grapeshot coro")
 
@@ -91,7 +91,7 @@ def note_coro(co: Any) -> None:
     try:
         context.run(_coro.set, (co.name, site(frame)))
     except RuntimeError:
-        pass  # the coro shares its caller's context, which is entered now and keeps the name of the caller's coro
+        pass  # the coro shares its caller's context, which is already entered; `_coro` still names the caller's coro
 
 
 def coro_of(thing: Any) -> tuple[str, str | None] | None:

@@ -49,6 +49,6 @@ def _find_peer_function() -> Callable[[socket.socket], int] | None:
     return _xucred if system.startswith(("darwin", "freebsd", "dragonfly")) else None
 
 
-# A function that returns the effective uid of the process at the other end. On a system that cannot tell it, this is
-# None instead of a function.
+# The function that returns the effective uid of the process at the other end. On a system that does not report the
+# uid, `peer_uid` itself is None.
 peer_uid = _find_peer_function()

@@ -105,8 +105,9 @@ class Server(asyncio.Server):
     async def serve_forever(self) -> None:
         """Accept connections until the server is closed or this coroutine is cancelled, which closes the server.
 
-        In both cases, the open connections are closed, too, and this method waits until they have ended. (On Python
-        3.11 it does neither, as in that version's asyncio.) Then CancelledError is raised.
+        In both cases, this method closes the open connections, waits until they have ended, and then raises
+        CancelledError. (On Python 3.11, as in that version's asyncio, it raises CancelledError at once and leaves the
+        connections open.)
 
         Raises:
             RuntimeError: the server is closed, or serve_forever() is already running.
@@ -202,8 +203,8 @@ class Server(asyncio.Server):
     def _accepting(self, transport: _core.StreamTransport, is_waiting: bool) -> asyncio.Future[None] | None:
         """Make the task that represents the accepting of ``transport``, as in asyncio.
 
-        The native loop calls this if anything was scheduled while it accepted the connection. With ``is_waiting``, the
-        task lasts until the returned future is done; otherwise it ends with its first step.
+        The native loop calls this if anything was scheduled while it accepted a connection without TLS. With
+        ``is_waiting``, the task lasts until the returned future is done; otherwise it ends with its first step.
         """
         waiter = self._loop.create_future() if is_waiting else None
         tls.start_accepting(self._loop, transport, waiter)
@@ -244,7 +245,8 @@ async def create_server(
     ``keep_alive`` (available on every Python version) sets SO_KEEPALIVE, which accepted connections inherit.
 
     Raises:
-        OSError: an address cannot be bound. ``errno`` is the system's (EADDRINUSE, ...), and the text has the address.
+        OSError: an address cannot be bound. The text contains the address. ``errno`` is the system's (EADDRINUSE, ...),
+            or None if this machine has none of the addresses (Python 3.13+).
         socket.gaierror: a host does not resolve.
         ValueError: arguments contradict each other, or ``sock`` is not a stream socket.
         TypeError: ``sock`` is an ``ssl.SSLSocket``, or ``ssl`` is a bool.
@@ -338,8 +340,8 @@ def bind_all(
 ) -> list[socket.socket]:
     """Return a bound socket for each address. On an error, close all of them.
 
-    An address is left out if the system does not support its family. From Python 3.13 on, an address that this machine
-    does not have is left out, too, and it is an error if no address is left.
+    An address is left out if the system does not support its family. From Python 3.13 on, as in asyncio, an address
+    that this machine does not have is left out, too, and OSError is raised if no address is left.
     """
     sockets: list[socket.socket] = []
     try:
@@ -377,7 +379,7 @@ def _set_options(
     if reuse_address:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
     if reuse_port and sock.family in (socket.AF_INET, socket.AF_INET6):
-        # Since version 6.12.9, Linux refuses SO_REUSEPORT for other families.
+        # Since version 6.12.9, Linux refuses SO_REUSEPORT for families other than these two.
         set_reuse_port(sock)
     if keep_alive:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, True)

@@ -51,7 +51,8 @@ def add_signal_handler(loop: BaseLoop, sig: int, callback: Callable[[*_Ts], obje
     _check_signal(sig)
     loop._check_closed()
     try:
-        # Only the interpreter knows its main thread: in a program that gevent has patched, threading sees greenlets.
+        # This call raises ValueError outside the main thread. A check with the threading module would not do: in a
+        # program that gevent has patched, that module sees greenlets.
         signal.set_wakeup_fd(loop._signal_fd(), warn_on_full_buffer=False)
     except (ValueError, OSError) as exc:
         raise RuntimeError(str(exc)) from None
@@ -111,8 +112,8 @@ def remove_all(loop: BaseLoop) -> None:
 def signals_arrived(loop: BaseLoop, numbers: bytes, is_incomplete: bool) -> None:
     """Schedule the handler of every signal in ``numbers``, which the native loop has read from its pipe.
 
-    ``is_incomplete`` means that the pipe may have been full, so numbers may have been lost. The Python handler has
-    recorded them too, so the handler of each lost signal is scheduled, but only once.
+    ``is_incomplete`` means that the pipe may have been full, so numbers may have been lost. But :func:`_note` has
+    recorded every signal that arrived, so the handler of each lost signal is still scheduled, though only once.
     """
     for sig in numbers:
         _schedule(loop, sig)

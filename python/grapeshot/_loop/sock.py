@@ -51,7 +51,7 @@ async def sock_connect(loop: BaseLoop, sock: socket.socket, address: Any) -> Non
         if error == 0:
             return
         if error not in _STILL_CONNECTING:
-            # Not kept in a local variable: an exception and a frame of its traceback would form a reference cycle.
+            # No local variable holds the exception: it would form a reference cycle with a frame of its traceback.
             raise OSError(error, f"Connect call failed {address}")
 
 

@@ -251,8 +251,8 @@ class SubprocessTransport(asyncio.SubprocessTransport):
     def get_returncode(self) -> int | None:
         """Return the exit code, or the negated number of the signal that ended the process. None while it is running.
 
-        255 also stands for a status that the loop could not fetch, because other code did (with ``os.waitpid``) or
-        because SIGCHLD is ignored.
+        255 also stands for a status that the loop could not fetch, because other code had fetched it (with
+        ``os.waitpid``) or because SIGCHLD is ignored.
         """
         return self._returncode
 

@@ -158,7 +158,7 @@ async def _accepted(waiter: asyncio.Future[None] | None) -> None:
         try:
             await waiter
         except Exception:
-            pass  # it was reported where it happened
+            pass  # the error was reported where it happened
         finally:
             del waiter  # its exception has a traceback that keeps the connection alive
 

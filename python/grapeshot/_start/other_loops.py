@@ -2,9 +2,9 @@
 
 ``python -m grapeshot`` and GRAPESHOT_INSTALL only affect programs that ask asyncio for a loop. Some servers use uvloop
 instead if it is installed. ``python -m grapeshot`` and GRAPESHOT_INSTALL set the environment variables that make
-granian and Sanic ask asyncio for a loop. GRAPESHOT_INSTALL also sets uvicorn's variable; ``python -m grapeshot`` sets
-it only if it runs uvicorn's command. A variable that the user has set is kept. For other cases, :func:`watch` writes
-one line to stderr for each class of loop that is not grapeshot's, when the first loop of that class starts; with
+granian and Sanic ask asyncio for a loop. GRAPESHOT_INSTALL also sets uvicorn's variable; ``python -m grapeshot`` does
+so only to run uvicorn's command. A variable that the user has set is kept. For other cases, :func:`watch` writes one
+line to stderr for each class of loop that is not grapeshot's, when the first loop of that class starts; with
 GRAPESHOT_QUIET=1 it writes nothing.
 
 Any thread may use this module. Importing the package does not import this module. :func:`grapeshot.install` does not
@@ -28,7 +28,7 @@ from . import run
 _SETTINGS = {"GRANIAN_LOOP": "asyncio", "SANIC_USE_UVLOOP": "false"}
 
 _OURS = "grapeshot:new_event_loop"
-# Advice to the user, by the package that has started the loop.
+# For each package that may have started the loop, the advice to the user.
 _ADVICE = {
     "fastapi_cli": f"use `uvicorn --loop {_OURS}` instead of fastapi's command",
     "granian": "use `granian --loop asyncio`",
@@ -105,7 +105,7 @@ def _report(loop: asyncio.AbstractEventLoop, frame: types.FrameType) -> None:
     is_original = stderr is sys.__stderr__
     try:
         if is_original:
-            # Bypass the buffer: if the descriptor is closed, text that is left in it would make the exit status 120.
+            # Bypass the buffer: if the descriptor is closed, text left in the buffer would make the exit status 120.
             stderr.flush()
             os.write(stderr.fileno(), text.encode(stderr.encoding, "backslashreplace"))
         else:

@@ -117,7 +117,7 @@ def _run_stdin(names: dict[str, Any]) -> None:
 
 
 def _set_first_path(path: str) -> None:
-    """Replace ``sys.path[0]``, which the interpreter sets for ``-m grapeshot``, except in safe-path mode."""
+    """Replace ``sys.path[0]``, which ``-m grapeshot`` has added. In safe-path mode, nothing was added: do nothing."""
     if not sys.flags.safe_path:
         sys.path[:1] = [path]
 
@@ -185,7 +185,8 @@ def end(outcome: BaseException | None) -> None:
     if isinstance(outcome, SystemExit):
         sys.exit(outcome.code)
     if isinstance(outcome, KeyboardInterrupt):
-        # Raising the exception makes the interpreter end by the signal, as usual. It was printed before: hide it now.
+        # Raising the exception makes the interpreter end by the signal, as usual. The exception has already been
+        # printed, so do not print it again.
         sys.excepthook = lambda *_: None
         raise outcome
     if outcome is not None:

@@ -102,8 +102,8 @@ def install(*, streams: bool = False, transports: bool = False) -> None:
     these functions by name earlier keeps using asyncio's, and so does code that makes an
     :class:`asyncio.StreamReader` itself.
 
-    With ``transports``, libraries that call aiofastnet where it is installed (such as aiohttp 3.15 and later) use the
-    loop's own transports on grapeshot's loops. aiofastnet is imported for that.
+    Some libraries (such as aiohttp 3.15 and later) use aiofastnet's transports if aiofastnet is installed. With
+    ``transports``, they use the loop's own transports on grapeshot's loops. ``install`` imports aiofastnet for that.
 
     :func:`uninstall` undoes all of this. Loops and streams that already exist do not change.
     """

@@ -94,7 +94,7 @@ class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers on
                 pass  # no thread can be started; a second Ctrl-C raises at once, as in asyncio
 
     def close(self) -> None:
-        """Like :meth:`asyncio.Runner.close`, but issue a warning that names the coros which delay the end."""
+        """Like :meth:`asyncio.Runner.close`, but if coros delay it, issue a warning that names them."""
         loop = self._loop
         watch = hooks.watch_end(loop) if hooks.watch_end is not None and isinstance(loop, Loop) else None
         try:

@@ -17,8 +17,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-# Not grapeshot.pth, because an editable installation has a file of that name. Files are read in alphabetical order, so
-# this one is read after it.
+# Not grapeshot.pth, because an editable installation has a file of that name, which makes the package importable. Files
+# are read in alphabetical order, so that file is read before this one.
 _NAME = "grapeshot_install.pth"
 
 

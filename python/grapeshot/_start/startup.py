@@ -1,4 +1,4 @@
-"""The code that every Python process runs at startup if GRAPESHOT_INSTALL is set, after ``python -m grapeshot enable``.
+"""The code that ``python -m grapeshot enable`` adds to the start of each Python process that has GRAPESHOT_INSTALL set.
 
 Nothing imports this module: ``_start/site.py`` writes its source text into a .pth file, so the text must not depend on
 the package. The code waits until the process imports asyncio or grapeshot, and then installs the loop. In a process

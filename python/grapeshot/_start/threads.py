@@ -60,8 +60,8 @@ class Threads:
         self._debug = debug
         self._restart = restart
         self._others = [_Other(self, number) for number in range(2, count + 1)]
-        # Whether main() is no longer to be called in threads that have not called it yet. Set before the other threads
-        # are cancelled.
+        # If true, a thread that has not called main() yet does not call it any more. Set before the other threads are
+        # cancelled.
         self.is_over = False
 
     async def run(self) -> list[Any]:
@@ -84,7 +84,7 @@ class Threads:
         return [wait.result() for wait in failed or waits]
 
     async def supervise(self, name: str) -> Any:
-        """Call main(), and again after a failure if the program has asked for that."""
+        """Call main(). With ``restart``, call it again after each failure."""
         delay_s = _FIRST_DELAY_S
         while True:
             try:
@@ -129,7 +129,7 @@ class _Other:
             report: tuple[Any, ...] = (_set_exception, future, exc)
         else:
             report = (_set_result, future, result)
-        # The loop is closed only if an exception has left it before all threads had ended.
+        # RuntimeError: the loop is closed, because an exception has left it before all threads had ended.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(*report)
 
@@ -182,7 +182,7 @@ class _Exit(Exception):  # noqa: N818  # not an error of the program
 
 
 async def _all_done(waits: list[asyncio.Future[Any]]) -> None:
-    """Wait until all futures are done. A cancellation is raised afterwards."""
+    """Wait until all futures are done. If this task is cancelled meanwhile, raise CancelledError afterwards."""
     cancelled = None
     while pending := [wait for wait in waits if not wait.done()]:
         try:

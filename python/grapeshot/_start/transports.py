@@ -32,7 +32,7 @@ _NAMES = (
 # Arguments that the loop's methods do not have: the sizes of aiofastnet's own buffers.
 _OWN_ARGUMENTS = ("ssl_incoming_bio_size", "ssl_outgoing_bio_size")
 
-# By name: the function that replaces aiofastnet's, and aiofastnet's own.
+# For each name, the function that replaces aiofastnet's, and aiofastnet's own.
 _replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 

@@ -363,7 +363,7 @@ def _forward(name: str) -> Callable[..., Any]:
     return method
 
 
-# __getattr__ is not enough for these methods: AbstractEventLoop defines each of them, to raise NotImplementedError.
+# __getattr__ cannot forward these methods: Python finds those of AbstractEventLoop, which raise NotImplementedError.
 for _name in dir(asyncio.AbstractEventLoop):
     if not _name.startswith("_") and _name not in vars(BorrowedLoop):
         setattr(BorrowedLoop, _name, _forward(_name))

@@ -1,9 +1,9 @@
 """Keeps track of which tasks, asynchronous generators and executor jobs belong to which run of a borrowed loop.
 
 A coro that hides the loop can run asyncio code on a loop that borrows the loop of the coro (``_borrowed_loop``). The
-code that runs on one borrowed loop is called a run here. Tasks that it starts belong to the run as well, and are
-cancelled at its end. A context variable tells to which run a piece of code belongs. Only the loop's thread may use this
-module.
+code that runs on one borrowed loop is called a run here. Tasks that this code starts belong to the run as well, and are
+cancelled when the run ends. A context variable tells to which run a piece of code belongs. Only the loop's thread may
+use this module.
 """
 
 from __future__ import annotations
@@ -188,8 +188,10 @@ def _ledger_of(host: Loop) -> Ledger:
 
 
 def _stop(host: weakref.ref[Loop]) -> None:
-    """Replaces ``host.stop()`` while runs borrow the loop: stop the caller's run, or the loop if the caller has no
-    run."""
+    """Stop the caller's run, or the loop if the caller has no run.
+
+    While runs borrow the loop, ``host.stop()`` calls this.
+    """
     loop = host()
     if loop is None:
         return
@@ -202,7 +204,8 @@ def _stop(host: weakref.ref[Loop]) -> None:
 
 def leave_run(context: contextvars.Context) -> None:
     """Detach ``context``: code that runs in it, and coros that this code starts, belong to no run."""
-    context.run(_run_of_context.set, None)
+    if context.get(_run_of_context) is not None:  # else, the context need not change, and may be in use
+        context.run(_run_of_context.set, None)
 
 
 def tasks_of_run(loop: asyncio.AbstractEventLoop | None, found: set[Any]) -> set[Any]:

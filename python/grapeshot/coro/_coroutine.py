@@ -300,10 +300,10 @@ def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
 
 
 class _TasksAndCoros(weakref.WeakSet["Any"]):
-    """The set in which asyncio keeps tasks that are not its own, with all live coros.
+    """The class given to asyncio's set of tasks that are not its own: the set then also contains all live coros.
 
-    The coros are not added one by one. That would take time for each of them, and loops in different threads would wait
-    for each other to change the set.
+    The coros are not added one by one. That would take time for each of them, and loops in different threads would have
+    to wait for each other whenever they change the set.
     """
 
     def __iter__(self) -> Iterator[Any]:

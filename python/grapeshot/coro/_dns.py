@@ -59,6 +59,6 @@ def numeric_address(family: int, address: tuple[Any, ...]) -> tuple[Any, ...]:
     is_name = isinstance(host, (str, bytes)) and not dns.is_special(host)
     if not is_name or dns.is_answered_at_once(host, None, family) or not _core._coro_is_on_loop():
         return address
-    # With a type (any type will do), each address is returned once. Without one, it is returned once per type.
+    # With a socket type (any will do), each address is returned once. Without one, it is returned once per type.
     infos = getaddrinfo(host, None, family, socket.SOCK_DGRAM)
     return (infos[0][4][0], *address[1:])

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 # How many seconds coros may wait in their cleanup.
 _GRACE_S = 1.0
-# While a loop can run, a coro is abandoned after this many waits in its cleanup were interrupted.
+# At most this many rounds interrupt the waits of the coros that are left. A coro that has not ended then is abandoned.
 _ROUNDS = 1000
-# The same for daemons. It is small because a daemon that catches the exception and goes on may log it each time.
+# If the loop can run, a daemon is abandoned after this many rounds. The number is small because a daemon that catches
+# the exception and goes on may log it each time. (If no loop can run, native code has another limit for daemons.)
 _DAEMON_ROUNDS = 3
 # After how many seconds a warning names the coros that hold up the end.
 _HELD_UP_S = 1.5

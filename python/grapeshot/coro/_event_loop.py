@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Program:
-    """A loop that :func:`event_loop` runs or will run. Other threads must let the loop's thread call :meth:`end`."""
+    """A loop that :func:`event_loop` runs or will run. Only the loop's thread may call :meth:`end`."""
 
     def __init__(self) -> None:
         self.loop = new_event_loop()
@@ -44,7 +44,7 @@ class _Own(threading.local):
 
 
 _own = _Own()
-# The programs of all threads whose event_loop() is running. The list needs no lock: each change is one operation.
+# The programs of all threads whose event_loop() is running. The list needs no lock: each change is atomic.
 _running: list[_Program] = []
 
 

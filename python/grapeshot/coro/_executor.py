@@ -215,7 +215,7 @@ class _Pool:
 
     def _wake_worker(self, job: _Job) -> bool:
         while self._idle:
-            worker = self._idle.pop()  # the last one that became idle, so that the others can end
+            worker = self._idle.pop()  # the last one that became idle; the others stay idle, and can end
             worker.job = job
             if worker.wakeup.wake_one():
                 return True
@@ -426,7 +426,7 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
 
 
 async def _join(loop: Any, shutdown: Callable[[], None]) -> None:
-    """Let ``shutdown`` wait for the end of an executor's real threads, in a thread made for this wait."""
+    """Call ``shutdown``, which waits for the end of an executor's real threads, in a thread made for this call."""
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
         await loop.run_in_executor(executor, shutdown)
 

@@ -37,7 +37,7 @@ else:
 class FileWatch:
     """Watches the entries of the directory ``path``. If ``path`` is not a directory, watches only this one path.
 
-    ``sock`` becomes readable when something has happened. :meth:`receive` waits for that, and appends what happened to
+    ``sock`` becomes readable when something has happened. :meth:`receive` waits for that, and appends the new events to
     ``events``. Once ``has_ended`` is true, no more events come.
     """
 

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 
 class _CountedFd:
-    """A descriptor and a count of its users in all threads. After :meth:`close`, it is closed once the count is 0."""
+    """A descriptor and a count of its users in all threads.
+
+    After :meth:`close`, the descriptor is closed as soon as it has no users.
+    """
 
     def __init__(self, fd: int, release: Callable[[], object] | None) -> None:
         self.fd = fd
@@ -350,7 +353,7 @@ class file_sock(fd_sock):  # noqa: N801
         """Read into a buffer; return the number of bytes, 0 at the end. Raises the same exceptions as :meth:`recv`."""
         if not self._is_regular:
             return super().recv_into(buffer)
-        # The call must not write into the caller's buffer itself: it goes on when the coro is interrupted.
+        # If the coro is interrupted, the call goes on. So the call must not write directly into the caller's buffer.
         with memoryview(buffer) as view, view.cast("B") as octets:
             data = self.recv(len(octets))
             octets[: len(data)] = data
@@ -416,7 +419,7 @@ class file_sock(fd_sock):  # noqa: N801
             self._in_use.release()
 
     def _wait_for_interrupted(self) -> None:
-        """Wait until the call of an interrupted coro has ended. Otherwise its write could follow a later write."""
+        """Wait until the call of an interrupted coro has ended. Otherwise that call could write after the next one."""
         if self._under_way is not None:
             self._under_way.acquire()
             self._under_way = None

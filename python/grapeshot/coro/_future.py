@@ -143,7 +143,7 @@ class future(_Generic["_T"]):  # noqa: N801
 
     def _call_soon(self, callback: Callable[[Any], object]) -> None:
         loop = find_running_loop()
-        if loop is None:  # no loop runs in this thread that could call it later
+        if loop is None:  # this thread runs no loop that could call it later
             callback(self)
         else:
             loop.call_soon(callback, self)

@@ -103,8 +103,8 @@ def apply_variable() -> None:
 def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, int]]) -> None:
     """Log which code blocks the loop, and where. The watchdog calls this; ``places`` has the innermost function first.
 
-    A new thread does the logging, because the program's log handlers may block. In the watchdog's own thread, which
-    ``threading`` has not started, logging would also leave a Thread object behind.
+    A new thread does the logging, because the program's log handlers may block. Besides, ``threading`` has not started
+    the watchdog's own thread, so logging there would leave a dummy Thread object behind.
     """
     thread = threading.Thread(target=_log, args=(kind, name, seconds, places), name="coro-latency", daemon=True)
     try:
@@ -117,8 +117,9 @@ def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, in
 def wait_logged() -> None:
     """Before a fork, wait until no thread is logging a record. No coro runs meanwhile.
 
-    CPython warns about a fork if the system counts several threads, so this function asks the system, too. The wait has
-    a limit, because a log handler may wait for something that the calling thread holds.
+    CPython warns about a fork if the process still has several threads according to the operating system. So this
+    function, too, asks the operating system whether a thread has ended. The wait has a limit, because a log handler may
+    wait for something that the calling thread holds.
     """
     give_up_s = _core._coro_monotonic() + _GRACE_S
     own_id = threading.get_native_id()

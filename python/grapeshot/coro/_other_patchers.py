@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# The functions that patch, by module. A name that ends with an underscore stands for all functions that begin with it.
+# The names of the functions that patch, by module. A name that ends with an underscore stands for all functions whose
+# names begin with it.
 _PATCHING = {"gevent.monkey": "patch_", "eventlet.patcher": "monkey_patch", "eventlet": "monkey_patch"}
 # The attributes in which the modules record the names that they have patched.
 _NOTES = {"gevent.monkey": "saved", "eventlet.patcher": "already_patched"}

@@ -5,8 +5,8 @@
     Linux before 5.3, sandboxes    a pipe that a thread closes; the thread waits for the child with ``waitid(WNOWAIT)``
 
 A wait on these descriptors does not fetch the child's status. So if a wait is interrupted, the status is still there
-for the next one. No descriptor can report "any child" (``pid`` 0 or below), or stopped and continued children. For
-these, the kernel is polled with pauses.
+for the next one. No descriptor can report that any one of several children has ended (``pid`` 0 or below), or that a
+child was stopped or continued. In these cases ``waitpid`` polls the kernel, with pauses in between.
 """
 
 from __future__ import annotations

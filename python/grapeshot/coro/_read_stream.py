@@ -155,7 +155,7 @@ def _overrun(limit: int, consumed: int) -> Exception:
 
 
 def _receiver(source: Any) -> Callable[[int], bytes | None]:
-    """Return the function that reads up to a number of bytes from the source."""
+    """Return the function that reads from the source; its argument is the greatest number of bytes to read."""
     if hasattr(source, "recv"):
         return source.recv  # type: ignore[no-any-return]
     if isinstance(source, io.TextIOBase) or not hasattr(source, "read"):

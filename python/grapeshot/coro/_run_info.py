@@ -4,8 +4,8 @@ Programs pay nothing for this while they run, because nothing is recorded. Every
 
 - the frames of a suspended coro tell which coros it joins
 - the fd table tells on which descriptor a coro waits
-- a lock, queue or event contains the list of the coros that wait for it, so the address of that list tells for which
-  object a coro waits
+- a coro that waits for a lock, queue or event is in a list inside that object, so the address of the list tells which
+  object it is
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def print_run_info(file: TextIO | None = None) -> None:
     """Print the coros and asyncio tasks of the running loop, with their stacks, to ``sys.stderr`` or ``file``.
 
     Below each coro or task are the coros and tasks that it waits for: the coro that it joins, the holder of a lock, the
-    task that it awaits. For other waits the text names the descriptor, queue, lock or event. If coros wait for each
-    other in a circle, the text says so. This function may be called anywhere, even in a signal handler. The only code
-    of the program that it runs is the ``repr`` of objects that coros wait for.
+    task that it awaits. If a coro waits for a descriptor, queue, lock or event, its line names this object. If coros
+    wait for each other in a circle, the output says so. This function may be called anywhere, even in a signal handler.
+    The only code of the program that it runs is the ``repr`` of objects that coros wait for.
     """
     waits = _waits.Waits(bridge.find_running_loop())
     print("\n".join([waits.heading(), *waits.lines()]), file=file or sys.stderr)
 
 
 class _Coros:
-    """The coros of a loop (None: of this thread), and what each is waiting for now."""
+    """The coros of a loop (of this thread, if the loop is None), and what each is waiting for now."""
 
     def __init__(self, loop: Any) -> None:
         live = (co for co in _core._coro_live() if loop is None or co._loop is loop)
@@ -136,7 +136,7 @@ def _owners(addresses: Iterable[int]) -> dict[int, Any]:
     found: dict[int, Any] = {}
     built: list[Any] = []
     for candidate in gc.get_objects():
-        # isinstance() would also ask the object for its class, which a dead weakref.proxy answers with ReferenceError.
+        # isinstance() would also read the object's `__class__`, which raises ReferenceError for a dead weakref.proxy.
         if issubclass(type(candidate), _NATIVE):
             at = bisect.bisect_left(ordered, id(candidate))
             end = id(candidate) + type(candidate).__basicsize__

@@ -139,7 +139,7 @@ class Server:
         Returns False if that takes longer than ``timeout`` seconds, else True.
 
         Raises:
-            RuntimeError: called in the coro of one of its connections.
+            RuntimeError: called in the coro of one of this server's connections.
             YieldFromMain: not called in a coro.
         """
         self._check_waiter()
@@ -152,7 +152,7 @@ class Server:
         This method returns when all connections have ended. If ``timeout`` is None, they are not shut down. If the
         calling coro is interrupted during the wait, they are shut down at once.
 
-        Raises the same exceptions as :meth:`wait_closed`.
+        Raises the exceptions of :meth:`close` and :meth:`wait_closed`.
         """
         self._check_waiter()
         self.close()
@@ -191,7 +191,7 @@ class Server:
     # ------------------------------------------------------------------ accepting
 
     def _accept_all(self, listener: Sock) -> None:
-        """Accept until the listening socket is closed."""
+        """Accept connections until the server is closed, or until accept() fails in a way that is not temporary."""
         with listener:
             while not self._is_closed.is_set():
                 try:
@@ -260,6 +260,8 @@ class Server:
     def _on_acceptor_end(self, co: Coro[Any]) -> None:
         self._acceptors.pop(co).close()
         self._under_way.release()
+        if not self._acceptors and not co.cancelled():
+            self.close()  # accept() has failed on the last listening socket
 
     def _on_connection_end(self, co: Coro[Any]) -> None:
         self._connections.pop(co).close()
@@ -350,11 +352,12 @@ def serve(
         ssl_handshake_timeout: how many seconds a TLS handshake may take.
         backlog: the length of the system's queue of connections that were not accepted yet.
         reuse_port: whether other sockets may listen on the same port (``SO_REUSEPORT``).
-        threads: how many threads serve: this one, and further ones with a loop each. On a free-threaded Python they
-            run at the same time; with the GIL they are not faster than one, and a warning says so. The system spreads
-            the connections over them: each thread listens on the same port (``SO_REUSEPORT``), or, with a path or a
-            ``sock`` without this option, accepts from the same socket. The threads divide ``limit`` among themselves.
-            The server's methods must be called in this thread, and act on all threads.
+        threads: how many threads serve: the calling thread, and further threads with a loop each. On a free-threaded
+            Python they run at the same time; with the GIL they are not faster than one thread, and a warning says so.
+            The system spreads the connections over them: each thread listens on the same port (``SO_REUSEPORT``), or,
+            with a path or a ``sock`` without this option, accepts from the same socket. The threads divide ``limit``
+            among themselves. The server's methods must be called in the thread that called ``serve``, and act on all
+            threads.
 
     Raises:
         OSError: an address cannot be bound.

@@ -42,8 +42,8 @@ class _Other:
         self.must_end = False
         self.has_started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.has_ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        RealThread(target=self._run, name=self.name).start()
         _running.add(self)
+        RealThread(target=self._run, name=self.name).start()
 
     def _run(self) -> None:
         try:
@@ -73,7 +73,7 @@ class _Other:
             self.tell("stop", 0)
 
     def tell(self, method: str, *args: Any) -> None:
-        """Call a method of the server in its thread. Does not wait."""
+        """Let this thread call a method of its server. Does not wait for the call."""
         if not self.has_ended.done():
             try:
                 _threads.spawn_on(self._loop, getattr(self.server, method), *args)
@@ -195,7 +195,7 @@ def serve_in_threads(
         for part in parts:
             name = f"{server._name}-{len(others) + 2}"
             others.append(_Other(name, part, functools.partial(listen, limits[len(others) + 1])))
-            others[-1].has_started.result()  # may block: the new thread starts without the help of this one
+            others[-1].has_started.result()  # may block: the new thread needs nothing from this one to start
             server._others = tuple(others)
     except BaseException:
         for part in parts[len(others) :]:
@@ -221,8 +221,8 @@ def _tell_of_end(loop: Any, server: ServerInThreads, other: _Other, _: object) -
 def _sharing_port(sock: socket.socket) -> socket.socket:
     """Replace a TCP socket without SO_REUSEPORT by one with this option, bound to the same address.
 
-    No other program listens there, because the given socket could be bound without the option. A unix socket, or a
-    socket that has the option already, is returned as it is.
+    No other program listens there: otherwise the given socket could not have been bound without the option. A unix
+    socket, or a socket that has the option already, is returned as it is.
     """
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or _shares_port(sock):
         return sock

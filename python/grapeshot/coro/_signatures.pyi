@@ -1,7 +1,7 @@
 """For type checkers only: the signatures that ``spawn`` and similar functions share.
 
-A type checker checks the arguments against the function's signature, unless ``name``, ``context`` or ``stack`` is
-given: Python's type system cannot add such keywords to the parameters of a function.
+A type checker checks the arguments against the signature of the function ``fn``, unless ``name``, ``context`` or
+``stack`` is given: Python's type system cannot add such keywords to the parameters of a function.
 """
 
 from collections.abc import Callable

@@ -53,7 +53,7 @@ _CONNECT_TELLS = sys.platform == "linux"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 # Flags of calls that do not receive the data of the stream.
 _NOT_DATA = socket.MSG_OOB | getattr(socket, "MSG_ERRQUEUE", 0)
-# The most bytes that a call with arguments of an unusual form gets of the data that was put back.
+# The most bytes that one call of _receive_unread receives.
 _MAX_LEN = 65536
 _RECV: Callable[..., bytes] = socket.socket.recv
 # Held while data is put back or taken out again. Reentrant, because a finalizer may receive data in a thread that holds
@@ -173,11 +173,11 @@ class CoroSocket(_Native):
         return len(data)
 
     def _receive_unread(self, method: str, args: tuple[Any, ...]) -> Any:
-        """Return what a receiving method returns if the data that was put back comes before the data in the kernel.
+        """Call a receiving method on the data that was put back, and return its result.
 
-        The method itself is called, with these arguments, on one of two connected sockets into which the data was
-        written. So its checks, its results and its errors are the usual ones. Return None if no such data is left, if
-        the call asks for other data (urgent data), or if the socket is closed.
+        The data is sent through a pair of connected sockets, and the method itself is called on the socket at the other
+        end. So its checks, its results and its errors are the usual ones. Return None if no such data is left, if the
+        call asks for other data (urgent data), or if the socket is closed.
         """
         flags = args[-1]
         if self.fileno() < 0 or (isinstance(flags, int) and flags & _NOT_DATA):
@@ -189,7 +189,7 @@ class CoroSocket(_Native):
                 return None
             data = unread
             if isinstance(flags, int) and flags & (socket.MSG_PEEK | socket.MSG_WAITALL):
-                # These calls want as much as there is.
+                # Such a call must also see the data in the kernel, which comes after the data that was put back.
                 with contextlib.suppress(OSError):
                     data += _RECV(self, _MAX_LEN, socket.MSG_PEEK | AT_ONCE)
             near, far = _socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -60,7 +60,7 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
             else:
                 self._handle = coro._loop.call_later(seconds, self._interrupt)
         except BaseException as exc:
-            # A signal handler or finalizer may run here. If it waits, the interruption is raised in it.
+            # A signal handler or finalizer may run in the lines above. If it waits, the interruption is raised there.
             self.__exit__(type(exc), exc, exc.__traceback__)
             raise
         return self

@@ -47,7 +47,8 @@ __all__ = ["Worker"]
 # Each time this many seconds have passed, the worker tells the master that it is alive, and checks that the master is
 # alive.
 _HEARTBEAT_S = 1.0
-# If the first part of a body is not longer than this, it is copied behind the head: cheaper than a second system call.
+# If the first part of a body is not longer than this, it is copied behind the head. The copy costs less than a second
+# system call.
 _JOIN_LEN = 64 * 1024
 
 
@@ -295,7 +296,7 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
             sock.end_answer()
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
-        # When the worker ends, it shuts the remaining connections down. That is not an error of the request.
+        # When the worker ends, it interrupts the coros of the remaining connections. That is not an error of a request.
         if not isinstance(exc, coro.Interrupted):
             super().handle_error(req, client, addr, exc)
 

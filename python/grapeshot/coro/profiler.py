@@ -33,7 +33,8 @@ _begun: tuple[profile, Profile] | None = None
 def go(fun: Callable[..., _T], *args: Any, profile_filename: str | os.PathLike[str] | None = None, **kwargs: Any) -> _T:
     """Call a function under the profiler, and return its result.
 
-    The profile is saved to the file ``profile_filename``. Without that argument, its table is printed instead.
+    The profile is saved to the file ``profile_filename``. Without that argument, the profile's table is printed
+    instead.
     """
     start()
     try:

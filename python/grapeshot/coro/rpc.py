@@ -77,7 +77,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class Client:
     """Like :class:`grapeshot.rpc.Client`, with the same arguments. Any number of coros may make calls at the same time.
 
-    Interrupting a coro that waits for an answer cancels the call, like cancelling a task.
+    If a coro is interrupted while it waits for an answer, its call is cancelled.
     """
 
     def __init__(self, host: str | None = None, port: int | None = None, **options: Unpack[ClientOptions]) -> None:
@@ -95,7 +95,7 @@ class Client:
         return Stream(self._client.stream(method, *args, timeout=timeout, **kwargs))
 
     def connect(self) -> None:
-        """Open the connection now, not at the first call. Raises ConnectionLost if that fails, like a call."""
+        """Open the connection now, not at the first call. Raises ConnectionLost if that fails, as a call does."""
         await_(self._client.connect())
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class Server:
         return repr(self._server)
 
     def add(self, name: str, function: Callable[..., Any]) -> None:
-        """Register a method: a function or a generator, which will run in coros, or an async function or generator.
+        """Register a method. Plain functions and generators run in coros; async ones are allowed, too.
 
         Raises the same exceptions as :meth:`grapeshot.rpc.Server.add`.
         """

@@ -84,7 +84,7 @@ class BinaryFile(RawFile):
         self._move_to(position)
 
     async def _fill(self) -> bool:
-        """Read ahead once everything is taken; return False at the end of the file."""
+        """Read ahead; return False at the end of the file. The caller has taken all that was read ahead before."""
         self._ahead, self._taken = await self._read_some(self._buffer_size), 0
         return bool(self._ahead)
 
@@ -198,7 +198,7 @@ class BinaryFile(RawFile):
     # --- writing ---
 
     async def write(self, data: ReadableBuffer, /) -> int:
-        """Collect the data, or write it if there is much of it; return its length in bytes.
+        """Collect the data, and write all collected data if it exceeds the buffer size; return the length of ``data``.
 
         Raises:
             OSError: a call failed, for example because the disk is full. Data that was not written stays in the buffer.
@@ -305,3 +305,6 @@ class BinaryFile(RawFile):
             self._queue.start("write", fd, data, self._offset(), on_end=on_end)
         except RuntimeError:  # the loop is closed
             pass  # `start` has called on_end, which closes the file
+        except OSError as exc:  # there is no thread that could write; the file is closed as well
+            context = {"message": "the buffered data of a file was not written", "exception": exc, "file": self}
+            self._queue.loop.call_exception_handler(context)

@@ -1,8 +1,8 @@
 """What all files have in common, and :class:`RawFile`, which has no buffer.
 
-The object of a file that was opened by its path keeps the position itself and passes it to each call, so that an
-interrupted read does not move the position. All other files (descriptors that the program has passed, append mode,
-pipes) use the descriptor's own position. Bytes that an interrupted read has taken from such a file are given to the
+The object of a file that was opened by its path usually keeps the position itself and passes it to each call, so that
+an interrupted read does not move the position. Pipes, files in append mode, and files that were opened by a descriptor
+use the descriptor's own position instead. Bytes that an interrupted read has taken from such a file are given to the
 next read.
 
 The number of bytes that a call has written is recorded when the call ends (``_written``), even if nobody waits for the
@@ -123,11 +123,11 @@ class AsyncFile:
         raise NotImplementedError
 
     def _mark(self) -> Any:
-        """Return a place in the file for :meth:`_rewind`."""
+        """Return what :meth:`_rewind` needs to undo the reads that follow."""
         raise NotImplementedError
 
     def _rewind(self, mark: Any, taken: list[Any]) -> None:
-        """Go back to a place, after ``taken`` was read from there."""
+        """Undo the reads since ``mark``, which have returned ``taken``."""
         raise NotImplementedError
 
 
@@ -154,8 +154,9 @@ class RawFile(AsyncFile):
         self._fd = fd
         self._closefd = closefd
         self._lock = asyncio.Lock()
-        # The number of calls that use the descriptor, interrupted ones among them, and what to do when there are none.
+        # The number of calls that use the descriptor, including interrupted ones.
         self._under_way = 0
+        # Called once no call uses the descriptor any longer.
         self._when_idle: list[Callable[[], object]] = []
         self._can_read = "r" in mode or "+" in mode
         self._can_write = mode.strip("rb") != ""
@@ -187,7 +188,7 @@ class RawFile(AsyncFile):
     # --- the calls ---
 
     async def _ready(self) -> None:
-        """Wait until an interrupted call has ended: it still uses the descriptor, and may change the state."""
+        """Wait until interrupted calls have ended, because they still use the descriptor and may change this object."""
         self._check_loop()
         while self._under_way:
             idle = self._queue.loop.create_future()
@@ -251,7 +252,7 @@ class RawFile(AsyncFile):
             self._returned += data
 
     async def _write_some(self, data: bytes) -> int:
-        """Write the front of ``data`` at the position, and move the position when the call ends."""
+        """Write ``data``, or only its beginning, at the position, and move the position when the call ends."""
 
         def on_end(outcome: Any) -> None:
             if isinstance(outcome, int):

@@ -27,7 +27,7 @@ _FIELD = (1 << 64) - 1
 
 
 class TextOptions:
-    """The encoding of a text file, and what it does with the ends of lines. Checked by :class:`io.TextIOWrapper`."""
+    """How a text file treats encoding, errors and line ends. :class:`io.TextIOWrapper` checks the arguments."""
 
     def __init__(self, encoding: str | None, errors: str | None, newline: str | None, *, line_buffering: bool) -> None:
         with io.TextIOWrapper(io.BytesIO(), encoding, errors, newline) as wrapper:
@@ -158,7 +158,7 @@ class TextFile(AsyncFile):
         self.buffer._go_back(position)
 
     async def _decode_more(self) -> bool:
-        """Decode the next chunk, after all decoded text was taken; return False at the end of the file."""
+        """Decode the next chunk; return False at the end of the file. The caller has taken all text decoded before."""
         buffer = self.buffer
         kept, flags = self._decoder.getstate()
         chunk = await buffer.read1(_CHUNK_SIZE)
@@ -168,7 +168,7 @@ class TextFile(AsyncFile):
         return bool(chunk)
 
     async def _collect(self, is_enough: Callable[[str], bool]) -> str:
-        """Return the decoded text that was not taken, and decode more until it is enough or the file ends.
+        """Return the text that was not taken, after decoding more until ``is_enough(text)`` is true or the file ends.
 
         The result ends where ``_decoded`` ends. If the task is cancelled or a call fails, nothing is lost.
         """
@@ -221,7 +221,7 @@ class TextFile(AsyncFile):
         def is_enough(text: str) -> bool:
             nonlocal end, searched
             end = self._end_of_line(text, searched)
-            searched = max(len(text) - 1, 0)  # "\r\n" may be divided
+            searched = max(len(text) - 1, 0)  # the next chunk may begin with the "\n" of a "\r\n"
             return end >= 0 or 0 <= limit <= len(text)
 
         text = await self._collect(is_enough)

@@ -1,8 +1,8 @@
 """gevent on a grapeshot loop: greenlets and asyncio's tasks in one thread.
 
-``GEVENT_LOOP=grapeshot.gevent.Loop`` makes gevent use the loop. ``python -m grapeshot.gevent app.py`` does that, and
-calls ``gevent.monkey.patch_all()``. :func:`await_` lets a greenlet wait for asyncio, and :func:`run_sync` lets a task
-wait for a greenlet.
+``GEVENT_LOOP=grapeshot.gevent.Loop`` makes gevent use the loop. ``python -m grapeshot.gevent app.py`` also makes
+gevent use it, calls ``gevent.monkey.patch_all()``, and runs the program. :func:`await_` lets a greenlet wait for
+asyncio, and :func:`run_sync` lets a task wait for a greenlet.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class HubExecutor(concurrent.futures.Executor):
                 self._pool = ThreadPool(self.MAX_THREADS)
             try:
                 result = self._pool.spawn(_outcome, call)
-            except BaseException as exc:  # no thread can be started, for instance
+            except BaseException as exc:  # for instance, no thread can be started
                 future.set_exception(exc)
                 continue
             self._running += 1
@@ -80,7 +80,7 @@ class HubExecutor(concurrent.futures.Executor):
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[bool, Any]:
-    """Call a function in a thread of the pool. Return its exception, because the pool would print a raised one."""
+    """Call a function in a pool thread; return its result or exception. The pool would print a raised exception."""
     try:
         return True, call()
     except BaseException as exc:

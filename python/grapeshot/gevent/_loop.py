@@ -32,8 +32,8 @@ import grapeshot
 from grapeshot import _core
 from grapeshot._loop import lifecycle
 
-# Native code uses `_runner` in the hub. It is imported here, because the hub could not wait for another thread that is
-# importing it.
+# Native code uses `_runner` in the hub. The module is imported here, because an import in the hub may have to wait for
+# another thread that imports the same module, and the hub cannot wait.
 from . import _runner as _runner  # noqa: PLC0414
 from . import _watchers
 from ._children import Children
@@ -357,7 +357,10 @@ class Loop(_core._HubLoop):
         return bool(watchers)
 
     def _wake_soon(self, watcher: _core._HubIo, events: int) -> None:
-        """Fire a watcher whose descriptor is closed. gevent's ``select`` reports events of -1 as POLLNVAL."""
+        """Fire a watcher soon, because its descriptor is closed or about to be closed.
+
+        If ``events`` is -1, gevent's ``select`` reports POLLNVAL.
+        """
         self.run_callback(self._wake, watcher, events)
 
     @staticmethod

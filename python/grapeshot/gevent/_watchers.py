@@ -1,6 +1,6 @@
 """The watchers of gevent's loop interface, on a grapeshot loop. Source: IWatcher in gevent's ``_interfaces.py``.
 
-A watcher is active between ``start`` and ``stop``. An active watcher with a reference keeps ``Loop.run`` from
+A watcher is active between ``start`` and ``stop``. An active watcher whose ``ref`` is true keeps ``Loop.run`` from
 returning, so each watcher tells the loop when it becomes active and when it stops being active.
 """
 
@@ -31,7 +31,9 @@ EVENTS = _core._HUB_EVENTS
 
 
 class Watcher:
-    """The common part. A subclass starts watching in ``_begin``, stops in ``_end``, and calls ``_fire``."""
+    """The base class of watchers. A subclass starts watching in ``_begin``, and stops in ``_end``. It calls ``_fire``
+    when its event happens.
+    """
 
     def __init__(self, loop: Loop, ref: bool = True, priority: int | None = None) -> None:
         self.loop = loop
@@ -358,7 +360,7 @@ class async_(Watcher):  # noqa: N801
             self._is_pending = False
 
     def send_ignoring_arg(self, _ignored: object) -> None:
-        """Like :meth:`send`, for code that passes a value, as it would to a greenlet's ``switch``."""
+        """Like :meth:`send`, but with an ignored argument, so that this can be used like a greenlet's ``switch``."""
         self.send()
 
     def _sent(self) -> None:
@@ -404,7 +406,7 @@ class child(Watcher):  # noqa: N801
         self.loop._children.unwatch(self)
 
     def _forked(self) -> None:
-        self._deactivate()  # it is no child of this process
+        self._deactivate()  # the watched process is a child of the parent
 
 
 class stat(Watcher):  # noqa: N801

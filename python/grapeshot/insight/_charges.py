@@ -129,7 +129,8 @@ class Charges:
         # The accounts of owners that are alive, by id(owner). An object whose methods are callbacks has an account for
         # each method, by (id(owner), name).
         self._open: dict[int | tuple[int, str | None], _Open] = {}
-        # The accounts of owners that do not support weak references, by subject. Nothing tells when such an owner ends.
+        # The accounts of owners that do not support weak references. Nothing tells when such an owner ends, so all
+        # owners with the same subject share one account.
         self._named: dict[Subject, _Open] = {}
         # For owners that have ended and were alike: label, cpu_ns, steps and number of owners.
         self._ended: dict[_Key, list[Any]] = {}

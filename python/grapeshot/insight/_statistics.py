@@ -76,9 +76,9 @@ class Statistics:
     """How often another thread has woken the loop while it was blocked."""
     writes: int
     """System calls that have sent data: by transports, by ``sock_sendall`` and ``sock_sendto``, and on coros' sockets
-    by ``sendall``, ``write`` and ``send(data)`` (if ``data`` is a ``bytes``, and without flags). Not counted:
-    ``sendfile`` by the system; on coros' sockets any other ``send``, ``sendto``, ``sendmsg`` and ``writev``; and
-    anything that coros' sockets send with TLS."""
+    by ``sendall``, ``write`` and ``send(data)`` (if ``data`` is a ``bytes``, and without flags). Not counted: the
+    system call ``sendfile``; on coros' sockets any other ``send``, ``sendto``, ``sendmsg`` and ``writev``; and anything
+    that coros' sockets send with TLS."""
     bytes_written: int
     """The bytes that these calls have sent. For a transport with TLS, these are the encrypted bytes."""
     corked_writes: int

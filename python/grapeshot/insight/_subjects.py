@@ -28,7 +28,7 @@ class Subject(NamedTuple):
     """A task, a coro, a connection, a server or a callback."""
 
     kind: str
-    """``"task"``, ``"coro"``, ``"connection"``, ``"server"`` (accepting) or ``"callback"``."""
+    """``"task"``, ``"coro"``, ``"connection"``, ``"server"`` or ``"callback"``."""
     name: str
     """The name that the program gave it; ``accepts`` for a server. Empty for a default name such as ``Task-7``."""
     function: str
@@ -54,7 +54,7 @@ def _label(name: str, function: str) -> str:
 
 
 def without_numbers(name: str) -> str:
-    """Return a name with each number, and the letters, dots and colons directly behind it, replaced by one ``*``."""
+    """Return the name with one ``*`` in place of each number and the letters, dots and colons directly behind it."""
     return _NUMBERS.sub("*", name)
 
 

@@ -71,7 +71,7 @@ class Node:
 
 
 class Waits:
-    """The coros and tasks of a loop (None: of this thread), and which of them wait for which."""
+    """The coros and tasks of a loop (if it is None, the coros of this thread), and which of them wait for which."""
 
     def __init__(self, loop: Any) -> None:
         part = None if hooks.coros_of is None else hooks.coros_of(loop)

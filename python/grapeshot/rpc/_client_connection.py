@@ -47,9 +47,7 @@ Request = tuple[str, tuple[Any, ...], dict[str, Any], float | None, int]
 
 
 class ClientConnection(Connection):
-    """Calls ``on_leaving(self)`` when the connection stops accepting new calls, for instance at the server's goodbye,
-    and when it is lost.
-    """
+    """Calls ``on_leaving(self)`` when the connection stops accepting calls, and again when the connection is lost."""
 
     def __init__(
         self,

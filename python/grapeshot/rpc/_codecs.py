@@ -53,10 +53,10 @@ class Msgpack:
     def decode(self, packet: bytes, /) -> Any:
         """Decode a packet from an untrusted peer. Raises ValueError (msgspec's DecodeError is a subclass of it).
 
-        A peer could choose keys with colliding hashes, so that building a dict takes hours. That is why a packet may
-        contain at most 3,000 values in tuples that are keys of dicts (the tuples count, too), and at most 20,000 keys
-        that are floats or datetimes. Integer keys are refused if they were chosen to collide, or if a dict has more
-        than 1,000 of them together with more than 1,000 keys of other types.
+        A peer could choose keys whose hashes collide. Building a dict with these keys could take hours. That is why a
+        packet may contain at most 3,000 values in tuples that are keys of dicts (the tuples count, too), and at most
+        20,000 keys that are floats or datetimes. Integer keys are refused if they were chosen to collide, or if a dict
+        has more than 1,000 of them together with more than 1,000 keys of other types.
         """
         if len(packet) < MIN_CHECKED:
             return self.decode_short(packet)

@@ -11,9 +11,8 @@ class RpcError(Exception):
 class ConnectionLost(RpcError, ConnectionError):
     """There is no connection, or it was lost before the answer came.
 
-    ``sent`` tells whether the request was passed to the transport. If so, the call may have run, but not more than
-    once, and the caller has to decide whether it is safe to repeat the call. If not, the call has not run and never
-    will.
+    ``sent`` tells whether the call may have run. If so, it has run at most once, and the caller has to decide whether
+    it is safe to repeat the call. If not, the call has not run and never will.
     """
 
     def __init__(self, message: str, *, sent: bool) -> None:
@@ -25,7 +24,7 @@ class ConnectionLost(RpcError, ConnectionError):
 
 
 class NotSent(Exception):
-    """Internal: the connection ended before this request was sent. The client sends it through the next connection."""
+    """Internal: this connection's server has not taken the request. The client sends it through the next connection."""
 
 
 class ProtocolError(RpcError):

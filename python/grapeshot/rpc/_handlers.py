@@ -2,7 +2,7 @@
 
 function           called in the connection's callback, so it must not block
 async function     run as a task, whose first step runs at once (from Python 3.12 on, if the loop has no task factory)
-async generator    run by a task that sends its items, as many as the client accepts
+async generator    run by a task, which sends the generator's items as the client accepts them
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 class Inbox:
     """The items of one stream. The connection adds items, and a single reader takes them.
 
-    The connection refers only to the inbox and not to the :class:`Stream`. So a Stream that its reader drops is freed,
-    which cancels the call.
+    The connection refers only to the inbox and not to the :class:`Stream`. So when the reader drops the Stream, the
+    Stream is freed, which cancels the call.
     """
 
     def __init__(self) -> None:

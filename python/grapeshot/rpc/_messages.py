@@ -33,7 +33,7 @@ RESULT = 5  # value
 ERROR = 6  # code, type name, message, traceback or None
 ITEM = 7  # value
 END = 8
-GOODBYE = 9  # reason or None; its number is the last request that the server has accepted: later ones have not run
+GOODBYE = 9  # reason or None; the number is that of the last accepted request: the server has run no later one
 # both ways; the number has no meaning
 PING = 10  # answered by PONG, unless the answering end cannot write because its peer is not reading
 PONG = 11
@@ -55,12 +55,12 @@ _REMOTE_ERRORS = {
 }
 
 _VERSION = 2
-# Each side must accept packets of at least this length, so that errors and goodbyes can be sent.
+# The smallest max_packet that a side may have. Errors and goodbyes fit into packets of this length.
 MIN_PACKET = 512
-# The longest packet that each side accepts before the hello.
+# The length of the longest hello that each side accepts.
 MAX_HELLO = 4096
-# A shorter request does not count for max_call_bytes, so the sizes of most requests need not be stored. The total size
-# of such requests is limited by max_calls.
+# A request shorter than this does not count towards max_call_bytes, so the sizes of most requests need not be stored.
+# The total size of such requests is limited by max_calls.
 MIN_COUNTED = 1024
 # The longest time that is sent with a request. It is far more than any useful deadline, and timers can handle it.
 MAX_LEFT_S = 1e8
@@ -103,8 +103,8 @@ class Hello(NamedTuple):
     max_packet: int
     # How many calls the sender accepts at the same time; 0 from a client.
     max_calls: int
-    # Once the requests of the calls under way have this many bytes together, the sender accepts no further call; 0 from
-    # a client.
+    # Once the requests of the calls under way have this many bytes together, the sender accepts only requests shorter
+    # than MIN_COUNTED; 0 from a client.
     max_call_bytes: int
 
     def encode(self) -> bytes:

@@ -27,7 +27,7 @@ _HEADER_BYTES = 4
 _LINGER_S = 5.0
 # In one iteration of the loop, a connection handles packets for about this long.
 _TURN_S = 0.002
-# It reads the clock whenever it has handled this many more bytes, to find out whether that time is over.
+# After about this many bytes, the connection reads the clock again, to find out whether _TURN_S is over.
 _CHECK_BYTES = 512
 _LENGTH = Struct(">I")
 
@@ -222,7 +222,7 @@ class PacketStream(asyncio.Protocol):
             self._go_on()
 
     def take_rest(self) -> None:
-        """Handle all packets received so far, regardless of the time. For a subclass whose connection was lost."""
+        """Handle all packets received so far, regardless of the time. A subclass may call this in connection_lost()."""
         while self._is_turn_over and self.is_open:
             self._begin_turn()
 

@@ -105,7 +105,7 @@ class Server:
     @overload
     def method(self, name: str, /) -> Callable[[_F], _F]: ...
     def method(self, function: Any, /) -> Any:
-        """Decorator that registers a function by its own name (``@server.method``) or as ``@server.method("name")``."""
+        """Decorator that registers a function under its own name, or under another: ``@server.method("name")``."""
         if not isinstance(function, str):
             name = getattr(function, "__name__", None)
             if name is None:

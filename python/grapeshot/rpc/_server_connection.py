@@ -3,9 +3,9 @@
     REQUEST ---> the handler ---> ends at once ------------------------> RESULT or ERROR
                      '-----> a Call, which watches the handler ---> done, cancelled, deadline ---> RESULT, ERROR, END
 
-While the transport is full of answers that the client has not read, no more requests are handled. So the limits also
-bound the memory that a connection uses. This cannot deadlock, because a :class:`Client` stops reading only until its
-loop's next iteration.
+While the transport is full of answers that the client has not read, no more requests are handled. So only the calls
+under way, whose number is limited, can add answers to those in memory. This pause cannot cause a deadlock, because a
+:class:`Client` stops reading only until its loop's next iteration.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class Call:
     def send_item(self, item: Any) -> bool:
         """Send an item; return whether the next one may be sent at once.
 
-        It may if the client and the transport accept more, and the stream need not yield yet. Raises
-        BadResultError if this item cannot be sent.
+        The next one has to wait if the client or the transport does not accept more, or if the stream must yield to
+        other tasks. Raises BadResultError if this item cannot be sent.
         """
         self._credit -= 1
         self._turn_left -= 1

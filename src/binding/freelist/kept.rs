@@ -17,7 +17,8 @@ struct Stack {
 pub(crate) struct Freelist(UnsafeCell<Stack>);
 
 // SAFETY: every access happens attached to the only interpreter (subinterpreters are refused), so the GIL orders the
-// accesses. No code that could release the GIL runs during an access: `take_or_alloc` calls the allocator after it.
+// accesses. No code that could release the GIL runs during an access: `take_or_alloc` calls the allocator only after
+// its access.
 unsafe impl Sync for Freelist {}
 
 impl Freelist {
@@ -29,7 +30,8 @@ impl Freelist {
         }))
     }
 
-    /// New objects are untracked. If an object can become part of an unreachable cycle, its owner must track it.
+    /// New objects are untracked. If an object can become part of an unreachable cycle, the caller of `take_or_alloc`
+    /// must track it.
     pub(crate) const IS_TRACKED: bool = false;
 
     /// Returns an untracked object of `kind` with one reference. Its fields after the header are as they were when

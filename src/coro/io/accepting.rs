@@ -111,7 +111,18 @@ impl Operation for AcceptMany {
         let connections = new_objects::list(py)?;
         loop {
             match accept(socket, surroundings)? {
-                Ok(accepted) => connections.append(connection(socket, accepted)?)?,
+                Ok(accepted) => {
+                    let made = connection(socket, accepted);
+                    match made.and_then(|connection| connections.append(connection)) {
+                        Ok(()) => {}
+                        Err(error) if connections.is_empty() => return Err(error),
+                        Err(error) => {
+                            // The earlier connections must not be lost.
+                            error.write_unraisable(py, Some(socket.object()));
+                            break;
+                        }
+                    }
+                }
                 Err(error) if connections.is_empty() => return failed(&error, Direction::Read),
                 // The accepted connections must not be lost. If the error persists, the next call raises it.
                 Err(_) => break,

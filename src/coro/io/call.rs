@@ -54,7 +54,7 @@ pub(super) trait Operation {
         surroundings: &Surroundings<'_>,
     ) -> PyResult<Attempt<'py>>;
 
-    /// Whether a first attempt is known to find nothing, so that the call can begin with a wait.
+    /// Whether it is known that a first attempt would find nothing. The call then begins with a wait if possible.
     #[inline]
     fn is_hopeless(&mut self, _: &Socket<'_>) -> bool {
         false

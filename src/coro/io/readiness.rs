@@ -77,7 +77,7 @@ impl Kept {
     }
 }
 
-/// Whether the error is epoll's refusal of a regular file or directory; reading and writing these never waits.
+/// Whether the error is epoll's refusal of a regular file or directory. Reads and writes of these never wait.
 fn is_always_ready(py: Python<'_>, error: &PyErr) -> bool {
     // On Python 3.11, the type of the `PyErr` itself is OSError. Only the exception object is a PermissionError.
     error.value(py).is_instance_of::<PyPermissionError>()

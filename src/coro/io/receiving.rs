@@ -27,7 +27,7 @@ use crate::binding::rows::row;
 use crate::event_loop::progress::{Attempt, WaitReason};
 use crate::event_loop::reactor::{Direction, Received, receive_direct};
 
-/// Where no coro runs: the largest object that is allocated before the amount of data is known.
+/// In a thread in which no coro runs, a call allocates at most this many bytes before it knows how much data there is.
 const MAX_UNKNOWN_LEN: usize = 256 * 1024;
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
@@ -180,7 +180,7 @@ fn unread<'py>(socket: &Socket<'py>, len: Option<usize>) -> PyResult<Option<Boun
 /// `recv_into(buffer, nbytes=0, flags=0)`
 struct RecvInto {
     call: BaseCall,
-    /// The exported buffer of a call that waits, so that it cannot be resized during the wait.
+    /// The export of the buffer, in a call that waits. It keeps the buffer from being resized during the wait.
     kept: Option<Box<View>>,
 }
 

@@ -107,8 +107,8 @@ impl<'py> Socket<'py> {
 
     #[inline]
     pub(super) fn extra(&self) -> &Extra {
-        // SAFETY: objects of the type have an `Extra` at that offset, aligned, and zeroed when they were made. Its
-        // fields are cells.
+        // SAFETY: at that offset, an object of the type has an aligned `Extra`, which was zeroed when the object was
+        // made. Its fields are cells.
         unsafe {
             &*self
                 .object
@@ -176,7 +176,7 @@ impl<'py> Socket<'py> {
             let coro = scheduler::coro_of(&object);
             if coro.thread.get() == current_thread() {
                 let kept = self.extra().waiting.take(py, direction);
-                // Another thread may have closed the descriptor already.
+                // Use the recorded number, because another thread may have closed the object's descriptor already.
                 wait::forget(coro, self.extra().waiting.fd(), direction);
                 wait::end_closed(coro);
                 drop(kept);

@@ -1,9 +1,9 @@
 //! The native socket type for coros, which derives from Python's `socket.socket`.
 //!
-//! It is the common implementation of `coro.sock`, the patched `socket.socket` and TLS sockets, which are Python
-//! classes that derive from this type. The type is made when the package first calls `_coro_socket_type`, with the base
-//! class as the argument. Its objects are `socket.socket` objects: options, `makefile`, `dup`, context managers and the
-//! refusal to be pickled come from the standard library.
+//! `coro.sock`, the patched `socket.socket` and TLS sockets are Python classes that derive from the native type. The
+//! type is made when the package first calls `_coro_socket_type`, with the base class as the argument. Its objects are
+//! `socket.socket` objects: options, `makefile`, `dup`, context managers and the refusal to be pickled come from the
+//! standard library.
 //!
 //! The base's timeout is always 0, which makes the descriptor non-blocking. The timeout that the program sets is in
 //! `Extra`.
@@ -238,8 +238,8 @@ unsafe extern "C" fn init(
     }
 }
 
-/// `_coro_socket_type(base)`: returns the native type that derives from `base`, which is `socket.socket`. It is made
-/// only once.
+/// `_coro_socket_type(base)`: returns the native type that derives from `base`, which is `socket.socket`. The type is
+/// made only once.
 fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
     let py = base.py();
     let known = SOCKET_TYPE.load(Ordering::Acquire);
@@ -304,8 +304,8 @@ fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
     Ok(kind)
 }
 
-/// `_coro_bind_socket_methods(kind)`: puts the native methods on the class itself, so that the interpreter can
-/// specialize calls of them.
+/// `_coro_bind_socket_methods(kind)`: puts the native methods into the subclass `kind` itself, so that the
+/// interpreter can specialize calls of them.
 pub(in crate::coro) fn bind_methods<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let base = SOCKET_TYPE.load(Ordering::Acquire);
     let kind = args.get(0).map(Bound::cast_into::<PyType>).transpose()?;

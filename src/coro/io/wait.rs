@@ -1,7 +1,7 @@
 //! The waits of one call on one descriptor.
 //!
-//! A coro waits in the fd table of its loop. The entry is the coro itself, and an event makes it ready. In a thread in
-//! which no coro runs, the thread blocks instead, without the GIL.
+//! A coro waits in the fd table of its loop. The entry is the coro itself, and an event makes the coro ready. In a
+//! thread in which no coro runs, the thread blocks instead, without the GIL.
 
 use std::cell::Cell;
 use std::io;
@@ -135,7 +135,7 @@ impl Waiting {
         is_its
     }
 
-    /// Forgets the last wait, because the object gets another descriptor.
+    /// Called when the object gets another descriptor: forgets the last wait, and lets coros wait again after `close`.
     pub(super) fn forget_stamp(&self) {
         self.stamp.set(0);
         self.lock.with(|| self.is_closing.set(false));
@@ -222,7 +222,7 @@ impl Wait {
     /// `begin` in the running coro, which can be suspended here.
     #[inline]
     pub(super) fn begin_in(&mut self, coro: Coro<'static>, target: Target<'_, 'static>) -> PyResult<()> {
-        // Both branches may run destructors, so they come before the last checks.
+        // Both branches may run destructors, which can interrupt this coro. So the checks come afterwards.
         if self.deadline.is_none() {
             let limit = match self.time_limit {
                 TimeLimit::For(limit) => limit,
@@ -282,8 +282,8 @@ impl Wait {
         if let Some(waiting) = waiting
             && !waiting.take_if(coro, self.direction)
         {
-            // The object was closed during the wait, and that has ended the wait. The descriptor's number may belong to
-            // another file by now.
+            // The object was closed during the wait, and that has ended the wait. Leave the fd table alone: the
+            // descriptor's number may belong to another file by now.
             return true;
         }
         // If there was an event, it has removed the entry from the fd table.
@@ -346,7 +346,7 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     if descriptors.is_watched_for_other(fd, target.object) || descriptors.is_watched(fd, direction) {
         end_stale(py, descriptors, fd, direction)?;
     }
-    // If the stamp is 0, the object may have been given another file with the same number since its last wait.
+    // If the stamp is 0, the object may have got another file since its last wait, under the same descriptor number.
     let is_anew = target.is_anew || target.waiting.is_some_and(|waiting| waiting.stamp.get() == 0);
     let replaced = descriptors
         .wait_once(target.object, fd, direction, entry(), is_anew)
@@ -459,7 +459,7 @@ pub(super) fn end_closed(coro: Coro<'_>) {
     }
 }
 
-/// Removes a coro of this thread from the fd table of its loop, before its descriptor is closed.
+/// Removes a coro of this thread from the fd table of its loop.
 pub(super) fn forget(coro: Coro<'_>, fd: RawFd, direction: Direction) {
     if let Some(event_loop) = coro.event_loop.get(coro.py()) {
         let event_loop = LoopObject::of(&event_loop);

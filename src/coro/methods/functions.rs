@@ -143,7 +143,7 @@ pub(super) fn live<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> 
     Ok(PyList::new(py, with_runtime(|runtime| runtime.live.all(py)))?.into_any())
 }
 
-/// `_coro_live_tasks()`: the coros of all threads that are tasks, for `asyncio.all_tasks()`.
+/// `_coro_live_tasks()`: the live coros of all threads for `asyncio.all_tasks()`, without daemons (`_make_daemon`).
 pub(super) fn live_tasks<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     live::tasks_of_all_threads(py)
 }
@@ -248,7 +248,8 @@ pub(super) fn set_exception_notifier<'py>(py: Python<'py>, args: Args<'_, 'py>) 
     Ok(notifier::exchange(py, function).unwrap_or_else(|| none(py)))
 }
 
-/// `_coro_shut_down(event_loop, rounds)`: shuts coros down without a running loop. Returns how many are left.
+/// `_coro_shut_down(event_loop, rounds)`: shuts down this thread's coros of `event_loop` (None: of all loops). The loop
+/// need not be running. Returns how many are left.
 pub(super) fn shut_down<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let event_loop = args.get(0).filter(|event_loop| !event_loop.is_none());
     let rounds = args.get(1).map_or(Ok(1), |rounds| rounds.extract::<usize>())?;

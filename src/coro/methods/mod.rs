@@ -233,7 +233,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::shut_down,
             _coro_shut_down,
-            "End coros whose loop does not run. Return how many are left."
+            "Shut down this thread's coros of a loop, which need not be running. Return how many are left."
         ),
         row!(
             function,
@@ -263,7 +263,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::set_undisturbed,
             _coro_set_undisturbed,
-            "Set whether waits for locks that threads share go on when the coro is interrupted."
+            "Set whether the running coro, when it is interrupted, goes on waiting for a lock that threads share."
         ),
         row!(
             function,
@@ -287,7 +287,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             io::bind_methods,
             _coro_bind_socket_methods,
-            "Put the native methods of sockets on the class itself, except the ones that it overrides."
+            "Put the native methods of sockets on a subclass, except the ones that it overrides."
         ),
         row!(
             function,
@@ -317,7 +317,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::unwatch,
             _coro_unwatch,
-            "Let the watchdog ignore this thread until its next run."
+            "Make the watchdog ignore this thread until its next run."
         ),
         row!(
             function,
@@ -347,7 +347,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::run_number,
             _coro_run_number,
-            "Return how many times a coro of this thread was resumed."
+            "Return how many times this thread has resumed a coro, counted over all its coros."
         ),
         row!(
             function,
@@ -383,7 +383,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::live_tasks,
             _coro_live_tasks,
-            "Return the live coros of all threads, except those that stand for daemon threads."
+            "Return the live coros of all threads, without the coros that stand for daemon threads."
         ),
         row!(
             function,

@@ -121,8 +121,8 @@ impl Chunks {
         }
     }
 
-    /// Takes back the chunks of a coro that has ended. Chunks after the root belong to the interpreter and go back to
-    /// its arena allocator; they exist only if the coro's frames were abandoned.
+    /// Takes back the chunks of a coro that has ended. If the coro's frames were abandoned, there may be chunks after
+    /// the root; they belong to the interpreter and go back to its arena allocator.
     ///
     /// # Safety
     /// `chunk` is the innermost chunk of a coro that has no live frames.

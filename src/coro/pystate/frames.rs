@@ -10,10 +10,10 @@
 //! `f_back`, tracebacks and tools may walk this chain at any time. So before a stack is evicted, the chain is linked
 //! past the entry frames; after the stack is restored, it is linked as before. Most coros have one entry frame.
 //!
-//! Walking a long chain would load each frame into the cache, usually only to find that, as in the walk before, only
-//! the link of the outermost frame has to change. So the walk is skipped if that is certain: the outermost frame is
-//! alive and leads to the same entry frame as before, and there is no space for another evaluation between that entry
-//! frame and the stack pointer.
+//! Walking a long chain loads each frame into the cache. Usually, as in the previous walk, only the link of the
+//! outermost frame has to change. So the walk is skipped if that is certain: the outermost frame is alive and leads to
+//! the same entry frame as before, and there is no space for another evaluation between that entry frame and the stack
+//! pointer.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -58,7 +58,7 @@ pub(super) fn measure(py: Python<'_>) -> PyResult<()> {
 /// The distance between the entry frames of a generator and of its caller; 0 if the chain of frames is not as expected.
 ///
 /// # Safety
-/// Attached, called by a generator that C code has resumed for a Python function.
+/// Attached, and called by a generator, which Python code has resumed through a C function.
 unsafe fn entry_distance(_: Python<'_>) -> usize {
     /// An entry frame is at most this far above this function on the stack.
     const STACK_LEN: usize = 64 * 1024;
@@ -146,8 +146,8 @@ impl Relinked {
             return false;
         };
         let entry = link.previous.addr();
-        // SAFETY: the start of the data stack is the coro's memory, and there is a frame unless the data stack is
-        // empty. The entry frame is on the used part of the stack.
+        // SAFETY: `link.frame` is the start of the data stack, which is the coro's memory. A frame is there unless the
+        // data stack is empty. The entry frame is on the used part of the stack.
         unsafe {
             let is_same = stack.data.1 != link.frame
                 && *field::<*mut u8>(link.frame, imp::FRAME_PREVIOUS) == link.previous

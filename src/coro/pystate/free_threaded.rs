@@ -5,7 +5,7 @@
 //! holds (`Include/internal/pycore_critical_section.h`). For example, `list.sort` holds the lock of its list while it
 //! calls `key`, and a step of asyncio's C task holds the lock of the task. CPython releases these locks whenever the
 //! thread detaches. Leaving a stack does the same: the locks are released, and the innermost one is taken again when
-//! the stack continues.
+//! the stack continues. (CPython takes an outer lock again when the section inside it ends.)
 //!
 //! **Deferred references.** A reference on a Python stack may be deferred: it does not count in the object's reference
 //! count, and its lowest bit is set (`Include/internal/pycore_stackref.h`). The collector looks for deferred references
@@ -44,7 +44,7 @@ use crate::coro::threads::forks;
 const DEFERRED: usize = 1;
 /// The lowest two bits of a stack reference that is an integer.
 const INTEGER: usize = 3;
-/// `FRAME_OWNED_BY_INTERPRETER`: from this number on, a frame contains no references.
+/// `FRAME_OWNED_BY_INTERPRETER`. A frame whose owner is this number or a higher one contains no references.
 const OWNED_BY_INTERPRETER: u8 = 3;
 /// The bit of `critical_section` that says that its lock has been released.
 const INACTIVE: usize = 1;

@@ -1,10 +1,10 @@
 //! Instruments the code of the frames on suspended stacks, on 3.15.
 //!
 //! When a tool is switched on (`sys.monitoring`, `sys.settrace`, `sys.setprofile`), CPython instruments the code of all
-//! frames that it finds through the thread states, and later any code that is entered. It misses the frames of stacks
-//! that are suspended at that moment. CPython 3.15 crashes if an exception is raised in such a frame, because it
+//! frames that it finds through the thread states, and later any code when it is entered. It misses the frames of
+//! stacks that are suspended at that moment. CPython 3.15 crashes if an exception is raised in such a frame, because it
 //! assumes that the code has monitoring data. So the code of these frames is instrumented before they continue. Earlier
-//! versions only report fewer events for them.
+//! versions do not crash; they only report fewer events for such frames.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

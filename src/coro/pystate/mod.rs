@@ -48,8 +48,8 @@ use crate::binding::HAS_GIL;
 ///   CFRAME_LEN: usize = 24 => sizeof(_PyCFrame);
 /// ```
 ///
-/// Here the rows become constants. The build script contains the same tables as modules, and has another macro of this
-/// name, which turns the rows into assertions for the C compiler (`build_offsets.rs`).
+/// Here the rows become constants. The tables are also modules of the build script, which has its own macro of this
+/// name: there the rows become assertions for the C compiler (`build_offsets.rs`).
 macro_rules! offsets {
     ($(
         $name:ident: $kind:ty = $value:expr
@@ -384,7 +384,7 @@ impl PyState {
         if imp::EVAL_BREAKER.is_none() {
             return Ok(());
         }
-        // SAFETY: attached, so that the thread state is alive; the stack by the contract.
+        // SAFETY: attached, so the thread state is alive. The stack is suspended in its place (contract).
         unsafe {
             let thread = ffi::PyThreadState_Get();
             if self.version != version(thread) {
@@ -400,7 +400,8 @@ impl PyState {
         &mut self.task
     }
 
-    /// The memory of the Python frames. If the coro is running, its chunks are in the thread state.
+    /// The length of the memory for the Python frames, in bytes. If the coro is running, its chunks are in the thread
+    /// state.
     pub(super) fn frames_len(&self, is_running: bool) -> usize {
         let chunk = if is_running {
             // SAFETY: attached; the field is the innermost chunk of the stack that runs.

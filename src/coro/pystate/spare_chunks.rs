@@ -49,7 +49,7 @@ impl Keeper {
 static KEEPER: AtomicPtr<Keeper> = AtomicPtr::new(ptr::null_mut());
 
 extern "C" fn allocate(_context: *mut c_void, len: usize) -> *mut c_void {
-    // SAFETY: `keep_chunks` has stored the keeper before it passed this function on.
+    // SAFETY: `keep_chunks` stored the keeper before it gave this function to the interpreter.
     let keeper = unsafe { &*KEEPER.load(Ordering::Acquire) };
     if len == LEN
         && let Some(Some(block)) = keeper.with_kept(Vec::pop)

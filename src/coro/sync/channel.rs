@@ -42,8 +42,8 @@ pub(super) struct ChannelObject {
     head: Head,
     on_the_way: ItemQueue,
     promised: Cell<usize>,
-    /// Each waiting sender holds its value in `wake_value`. Its request is `EXCEPTION` if the receiver is to raise the
-    /// value.
+    /// Each waiting sender holds its value in `wake_value`. The sender's request is `EXCEPTION` if the receiver is to
+    /// raise the value.
     senders: WaitQueue,
     receivers: WaitQueue,
     is_closing: Cell<bool>,
@@ -61,7 +61,8 @@ impl NativeType for ChannelObject {
     const DEALLOC: ffi::destructor = clear_weakrefs_drop_and_free::<Self>;
 
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's. The runtime keeps waiting coros alive, and they keep their values.
+        // SAFETY: visit and arg are the collector's. The other queues own no references: the runtime keeps waiting
+        // coros alive, and each sender owns its value.
         unsafe { self.on_the_way.traverse(visit, arg) }
     }
 
@@ -125,7 +126,7 @@ impl ChannelObject {
         let Some(oldest) = this.on_the_way.pop(this.py()) else {
             return Self::take_from_sender(this);
         };
-        // Keep at least the promised number of values on the way, so that they no longer depend on their senders.
+        // A promised value must not depend on its sender, so keep at least the promised number of values on the way.
         while this.on_the_way.len() < this.promised.get()
             && let Some((value, is_exception)) = Self::take_from_sender(this)
         {
@@ -182,7 +183,7 @@ fn hand_over<'py>(
 }
 
 /// Starts `send`: hands the value over if a receiver waits. Otherwise stores the deadline in `call`, and returns the
-/// coro that is to wait and the value.
+/// value and the coro that is to wait.
 #[inline]
 fn begin_send(
     this: Channel<'static>,
@@ -397,7 +398,7 @@ fn receive(
 fn close<'py>(this: Channel<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     this.is_closing.set(true);
-    // The receivers find no value, and their calls end.
+    // The channel is closed and has no value for these receivers, so their calls end when they run.
     while let Some(receiver) = this.receivers.first(this.py()) {
         scheduler::make_ready(receiver);
     }

@@ -59,7 +59,8 @@ impl NativeType for FifoObject {
     const DEALLOC: ffi::destructor = clear_weakrefs_drop_and_free::<Self>;
 
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's. The runtime keeps waiting coros alive.
+        // SAFETY: visit and arg are the collector's. The other queues own no references: the runtime keeps waiting
+        // coros alive.
         unsafe { self.items.traverse(visit, arg) }
     }
 
@@ -328,7 +329,8 @@ unsafe extern "C" fn init(
 /// Called by CPython with an object of this type.
 unsafe extern "C" fn len(slf: *mut ffi::PyObject) -> ffi::Py_ssize_t {
     // SAFETY: attached, and the object is alive.
-    unsafe { Fifo::new(Python::assume_attached(), slf).free() as ffi::Py_ssize_t }
+    let this = unsafe { Fifo::new(Python::assume_attached(), slf) };
+    with_critical_section(this, || this.free() as ffi::Py_ssize_t)
 }
 
 pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {

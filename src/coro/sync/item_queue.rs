@@ -14,8 +14,8 @@ struct Item {
     is_exception: bool,
 }
 
-/// Owns its references. It has no lock: only one thread uses a primitive of `sync`, and a queue of `threads` is used
-/// with the GIL held or, in a free-threaded build, in a critical section.
+/// Owns its references. It has no lock: code that uses it must hold the GIL or, in a free-threaded build, be in a
+/// critical section of the object that contains it.
 pub(in crate::coro) struct ItemQueue(UnsafeCell<VecDeque<Item>>);
 
 impl ItemQueue {
@@ -81,7 +81,7 @@ impl ItemQueue {
         }
         // A destructor must preserve the exception that is being raised.
         let pending = PyErr::take(py);
-        // SAFETY: attached; the list takes over exactly one reference per place. If there is no memory for it, the
+        // SAFETY: attached; the list takes over exactly one reference per item. If there is no memory for the list, the
         // items are dropped one by one.
         unsafe {
             let list = ffi::PyList_New(items.len() as ffi::Py_ssize_t);

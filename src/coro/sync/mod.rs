@@ -1,12 +1,13 @@
 //! The native primitives that coros synchronize with.
 //!
-//! - `object`: the parts that the primitives share as Python objects, and the wait itself; `limit`: the time limit of a
-//!   wait
-//! - `semaphore`, `lock` (and mutex), `condition`, `fifo`, `channel`; `item_queue`: the items of a fifo or channel
-//! - `wakeup`, which only the package itself uses
+//! - `semaphore`, `lock` (also the mutex), `condition`, `fifo`, `channel`: the primitives
+//! - `wakeup`: a primitive that only the package itself uses
+//! - `object`: the parts that all primitives share, and the wait itself
+//! - `limit`: the time limit of a wait
+//! - `item_queue`: the items of a fifo or channel
 //!
-//! All of them grant in the same way. A permit, the lock or an item is given to the first coro in the queue before that
-//! coro runs:
+//! The primitives grant in the same way. A permit, the lock or an item is given to the first coro in the queue before
+//! that coro runs:
 //!
 //! ```text
 //!   waiting, queued ------- granted: removed, ready -------------> runs: has it
@@ -20,7 +21,7 @@
 //! and a channel count how many items are promised to woken coros. A woken coro takes the oldest item when it runs, so
 //! the items keep their order.
 //!
-//! A primitive can be used only in one thread, like the coros in its queues: the thread whose loop was running when the
+//! Like the coros in its queues, a primitive can be used in one thread only: the thread whose loop was running when the
 //! primitive was made. If no loop was running, it is the first thread that uses the primitive while a loop runs there.
 
 mod channel;

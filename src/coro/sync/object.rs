@@ -55,7 +55,7 @@ pub(super) unsafe trait Primitive: NativeType {
     fn state(this: This<'_, Self>) -> String;
 }
 
-/// `ScheduleError` unless the object belongs to this thread.
+/// Raises `ScheduleError` if this thread must not use the object.
 #[inline]
 pub(super) fn check_thread<T: Primitive>(this: This<'_, T>) -> PyResult<()> {
     if this.head().thread.get() == current_thread() {
@@ -70,7 +70,7 @@ pub(super) fn check_thread<T: Primitive>(this: This<'_, T>) -> PyResult<()> {
 #[cold]
 fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> PyResult<()> {
     if head.thread.get() == 0 {
-        // `has_loop` may let another thread run.
+        // `has_loop` may let another thread run and take the object, so look at `thread` once more.
         if has_loop(py)? && matches!(head.thread.get(), 0) {
             head.thread.set(current_thread());
             return Ok(());
@@ -79,7 +79,7 @@ fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> P
             return Ok(());
         }
     }
-    // SAFETY: the receiver of a method, which stays alive during the call.
+    // SAFETY: `object` is the receiver of a method, and stays alive during the call.
     let name = unsafe { name_of_type(py, object) };
     Err(coro_errors::new(
         py,
@@ -98,7 +98,7 @@ fn has_loop(py: Python<'_>) -> PyResult<bool> {
 
 /// The name of the object's class.
 pub(super) fn type_name<T: Primitive>(this: This<'_, T>) -> String {
-    // SAFETY: the receiver of a method, which stays alive during the call.
+    // SAFETY: `this` is the receiver of a method, and stays alive during the call.
     unsafe { name_of_type(this.py(), this.as_ptr()) }
 }
 
@@ -299,7 +299,7 @@ pub(super) fn count(value: Option<Bound<'_, PyAny>>, name: &str) -> PyResult<i64
 
 // ---- the type ------------------------------------------------------------------------------------------------
 
-/// The only argument of a primitive's `__init__`, which is optional.
+/// Reads the argument of a primitive's `__init__`, which takes at most one.
 ///
 /// # Safety
 /// `args` is a tuple, `kwargs` a dict or null, and both stay alive during the call.

@@ -212,7 +212,8 @@ unsafe extern "C" fn int(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
-            available(This::new(py, slf)).map(Bound::into_ptr)
+            let this = This::new(py, slf);
+            SemaphoreObject::with_access(this, || available(this)).map(Bound::into_ptr)
         })
     }
 }

@@ -1,8 +1,8 @@
 //! `wakeup`: a callback that wakes one coro, for the parts of the package that wait for a future or for another coro.
 //!
-//! Between `add_done_callback(wakeup)` and `wakeup.wait()`, a signal handler or a finalizer may run in the coro, and it
-//! may wait for something else. A wake-up during that other wait does not end that wait, but the later `wakeup.wait()`
-//! then returns at once.
+//! Between `add_done_callback(wakeup)` and `wakeup.wait()`, a signal handler or a finalizer may run in the coro and
+//! wait for something else. If the wake-up comes during that wait, the wait goes on, and the later `wakeup.wait()`
+//! returns at once.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -62,7 +62,7 @@ unsafe impl Primitive for WakeupObject {
     }
 }
 
-/// One step of `wait` or `wait_quietly`, whose state is `has_begun`. Once that is true, an error is an interruption.
+/// One step of `wait` or `wait_quietly`. Their state is `has_begun`; once it is true, an error is an interruption.
 #[inline]
 fn step(
     this: Wakeup<'static>,

@@ -98,7 +98,7 @@ fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Objec
         let limit = limit::of_acquire(blocking, timeout)?;
         if !R && !is_timed && limit.is_at_once() && this.holder.get() == Party::running(this.py()) {
             // `threading.Condition.notify` uses this call to find out whether its caller holds the lock. `notify` must
-            // not be interrupted, so this call does not count as a failed attempt that may yield.
+            // not be interrupted. So this call does not go through `take_or_wait`, where a failed attempt may yield.
             return Ok(bool_object(this.py(), false));
         }
         limit
@@ -147,7 +147,7 @@ fn at_fork_reinit<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> O
 
 // ---- for `threading.Condition` ---------------------------------------------------------------------------------
 
-/// Releases the lock with all levels. Returns the argument for `_acquire_restore`.
+/// Releases all levels of the lock. Returns the argument for `_acquire_restore`.
 fn release_save<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let holder = this.holder.get();

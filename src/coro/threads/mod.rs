@@ -2,8 +2,8 @@
 //! between coros and real threads, in any direction. `coro.patch()` puts the locks and the simple queue in place of the
 //! classes of `_thread` and `_queue`.
 //!
-//! - `waiters`, `task_waiters`: the queue of waiting coros, threads and tasks, in one order for all, and how they are
-//!   woken
+//! - `waiters`, `task_waiters`: one queue in which coros, threads and tasks wait in their order of arrival, and how
+//!   they are woken
 //! - `lock`: the lock and the `RLock`; `simple_queue`: the queue
 //! - `shared_queue`, `queue_methods`: the queue and the channel of `grapeshot.threads`, for which tasks can wait, too
 //! - `limit`: the arguments with which a caller limits its wait, such as `timeout`
@@ -13,8 +13,8 @@
 //! waiter before that waiter runs.
 //!
 //! Outside of any coro (in a callback or a task) the loop's thread waits as any thread does: it blocks, and so does its
-//! loop. If a coro of that thread holds the lock, it could not release the lock during the wait. So a wait without a
-//! time limit then raises `RuntimeError` instead. In a task or callback, shared queues raise `RuntimeError` for every
+//! loop. Meanwhile no coro of that thread can run and release a lock. So a wait without a time limit for a lock that
+//! such a coro holds raises `RuntimeError` instead. In a task or callback, shared queues raise `RuntimeError` for every
 //! wait.
 
 mod limit;

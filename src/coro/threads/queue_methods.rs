@@ -277,7 +277,7 @@ fn is_finished<'py>(this: Shared<'py, false>, _: Args<'_, 'py>) -> ObjectResult<
 
 // ---- the types ----------------------------------------------------------------------------------------------------
 
-/// The methods of both types that only `grapeshot.threads` calls.
+/// Methods of both types. Only `grapeshot.threads` calls these methods.
 fn methods<const C: bool>() -> Vec<ffi::PyMethodDef> {
     vec![
         row!(

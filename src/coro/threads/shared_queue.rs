@@ -285,7 +285,7 @@ pub(super) fn closed<const C: bool>(py: Python<'_>) -> PyErr {
     made.map_or_else(|error| error, PyErr::from_value)
 }
 
-/// The error of a call that had to wait longer than it may. `name`: the class in the module `queue`.
+/// The error of a call that got no item or no place within its limit. `name` is the class in the module `queue`.
 #[cold]
 pub(super) fn not_in_time<const C: bool>(py: Python<'_>, name: &CStr) -> PyErr {
     if C {
@@ -303,7 +303,7 @@ pub(super) fn not_in_time<const C: bool>(py: Python<'_>, name: &CStr) -> PyErr {
     made.map_or_else(|error| error, PyErr::from_value)
 }
 
-/// RuntimeError in a task or callback, which must not block the loop's thread.
+/// Raises RuntimeError in a task or callback, which must not block the loop's thread.
 #[cold]
 pub(super) fn refuse_in_task<const C: bool>(py: Python<'_>, method: &str) -> PyResult<()> {
     if runtime::current_anywhere(py).is_some() || names(py).read_running_loop.bind(py).call0()?.is_none() {

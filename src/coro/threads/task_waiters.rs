@@ -44,7 +44,7 @@ pub(super) fn future_of<'py>(event_loop: &Bound<'py, PyAny>) -> PyResult<Bound<'
     }
 }
 
-/// Lets another package's loop set a future of its own. False if the loop is closed.
+/// Lets another package's loop set `future`, which belongs to that loop. False if the loop is closed.
 fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool {
     let py = future.py();
     let call = || {
@@ -106,7 +106,7 @@ impl TaskWaiters {
         self.waiting.borrow().front().map(|waiter| waiter.ticket)
     }
 
-    /// Adds a task of the loop, which is going to await the future.
+    /// Adds a task of the loop. The task is going to await the future.
     pub(super) fn add(&self, ticket: i64, event_loop: Bound<'_, PyAny>, future: &Bound<'_, PyAny>) {
         remove(&self.refused, future.as_ptr());
         self.waiting.borrow_mut().push_back(TaskWaiter {
@@ -116,7 +116,8 @@ impl TaskWaiters {
         });
     }
 
-    /// Ends the wait for this future. Returns false if the waiter was granted its request, and has to give it back.
+    /// Ends the wait for this future. Returns false if the waiter was granted its request before; the caller then has
+    /// to give the grant back.
     pub(super) fn leave(&self, future: &Bound<'_, PyAny>) -> bool {
         let is_it = |waiter: &TaskWaiter| waiter.future.as_ptr() == future.as_ptr();
         let waiting = {
@@ -132,7 +133,7 @@ impl TaskWaiters {
         false
     }
 
-    /// Removes the first waiter, which is going to be woken.
+    /// Removes and returns the first waiter. The caller then wakes it.
     pub(super) fn claim_first(&self) -> Option<TaskWaiter> {
         let waiter = self.waiting.borrow_mut().pop_front()?;
         self.claimed.borrow_mut().push(waiter.future.as_ptr().addr());
@@ -164,7 +165,7 @@ impl TaskWaiters {
     /// # Safety
     /// `visit` and `arg` are the values that the collector passed to `tp_traverse`.
     pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // While the collector runs, no thread is inside of a method of this type that has borrowed the deque.
+        // While the collector runs, no method of this type has the deque borrowed.
         let Ok(waiting) = self.waiting.try_borrow() else {
             return 0;
         };

@@ -232,7 +232,8 @@ impl Claimed<'_> {
                 Some(Party::of_coro(coro))
             }
             Self::Thread(waiter) => {
-                // SAFETY: the semaphore is locked from the start, and released only here: a waiter is claimed once.
+                // SAFETY: the semaphore is locked from the start. Only this call releases it, and it does so only once,
+                // because a waiter is claimed only once.
                 unsafe { PyThread_release_lock(waiter.semaphore) };
                 Some(waiter.party)
             }
@@ -286,7 +287,8 @@ pub(super) trait Source {
     fn waiters(&self) -> &Waiters;
     /// Takes the source, if that is possible without waiting.
     fn take(&self, py: Python<'_>) -> bool;
-    /// Takes back the grant of a waiter that was interrupted, and passes it to the next waiter.
+    /// Takes back the grant of a waiter that was interrupted. A lock or a simple queue passes the grant to the next
+    /// waiter here; a shared queue does so at the end of `in_section`.
     fn give_back(&self, py: Python<'_>);
     /// The current holder. The default is for a source that is never held.
     fn holder(&self) -> Party {
@@ -453,7 +455,8 @@ impl Waiters {
         }
     }
 
-    /// Ends the wait of a task. Returns false if the task was granted its request, and has to give it back.
+    /// Ends the wait of a task. Returns false if the task was granted its request before; the caller then has to give
+    /// the grant back.
     pub(super) fn leave(&self, future: &Bound<'_, PyAny>) -> bool {
         self.forget_parents();
         self.tasks.leave(future)

@@ -1,4 +1,4 @@
-//! The attributes of native coroutines, and the type.
+//! Native coroutines: the table of their methods, their attributes, and the creation of their types.
 
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -63,13 +63,13 @@ fn methods<S: Steps>() -> Vec<ffi::PyMethodDef> {
             method,
             <S: Steps> send::<S>,
             "send(value, /)",
-            "Take a step; at the end, StopIteration has the result."
+            "Take a step; the last step raises StopIteration with the result."
         ),
         row!(
             method,
             <S: Steps> throw::<S>,
             "throw(type, value=None, traceback=None, /)",
-            "End the coroutine with an exception."
+            "Throw an exception into the coroutine."
         ),
         row!(method, <S: Steps> close::<S>, "close()", "End the coroutine."),
     ]
@@ -96,7 +96,7 @@ fn getters<S: Steps>() -> Vec<ffi::PyGetSetDef> {
     ]
 }
 
-/// Creates the type.
+/// Creates the type of the coroutines with the steps `S`.
 pub(crate) fn make_type<S: Steps>(module: &Bound<'_, PyModule>) -> PyResult<()> {
     const { assert!(size_of::<S::Kind>() == 1) };
     const { assert!(offset_of!(CoroutineObject<S>, frame_state) == offset_of!(CoroutineObject<S>, kind) + 3) };

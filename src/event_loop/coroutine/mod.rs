@@ -2,7 +2,7 @@
 //!
 //! - `object`: the object and its states, from its creation to its deallocation
 //! - `protocol`: steps, `send`, `throw` and `close`
-//! - `attributes`: the attributes, and the type
+//! - `attributes`: the table of methods, the attributes, and the creation of the type
 //!
 //! ```text
 //!   [ created ] --- first step: an attempt ---------------------> done at once: [ closed ]
@@ -14,8 +14,8 @@
 //!   throw() and close() lead from [ created ] and [ suspended ] to [ closed ], and end the wait; but throw() leads
 //!   to [ suspended ] if a coroutine that this one drives catches the exception and waits again
 //! ```
-//! `collections.abc.Coroutine` recognizes the objects by their methods. A task runs their steps through `am_send`, and
-//! an `await` through `tp_iternext`. They have no frame, and only the loop's thread may use them.
+//! `collections.abc.Coroutine` recognizes the objects by their methods. A task takes their steps through `am_send`, and
+//! an `await` through `tp_iternext`. The objects have no frame, and only the loop's thread may use them.
 
 mod attributes;
 mod object;

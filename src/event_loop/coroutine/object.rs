@@ -147,7 +147,7 @@ fn origin_now(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
 }
 
 impl<S: Steps> CoroutineObject<S> {
-    /// The first argument as a number of bytes, as `ordinary_len` understands it.
+    /// The first argument as a number of bytes, if `ordinary_len` accepts it.
     #[inline]
     pub(crate) fn first_as_len(&self) -> Option<usize> {
         // SAFETY: null, or an object that the coroutine keeps alive.
@@ -182,7 +182,7 @@ pub(super) fn finish<S: Steps>(this: Coroutine<'_, S>) {
     }
 }
 
-/// Ends the coroutine in any state but running.
+/// Ends a coroutine that is not running.
 pub(super) fn end<S: Steps>(this: Coroutine<'_, S>) {
     if let Some(waiter) = this.waiter.take(this.py()) {
         waiter::leave(waiter::waiter_of(&waiter));
@@ -193,8 +193,8 @@ pub(super) fn end<S: Steps>(this: Coroutine<'_, S>) {
 /// Ends a coroutine to which nothing refers any more. Any thread may free or collect it.
 fn end_unreferenced<S: Steps>(this: Coroutine<'_, S>) {
     if let Some(waiter) = this.waiter.take(this.py()) {
-        // Fails if another thread runs the loop. The waiter then stays in the fd table until its next event, which has
-        // no effect.
+        // Fails if another thread runs the loop. The waiter then stays in the fd table until the next event of its
+        // descriptor. That event has no effect.
         let _ = S::with_access(this, || {
             waiter::leave(waiter::waiter_of(&waiter));
             Ok(())
@@ -288,9 +288,9 @@ pub(super) unsafe extern "C" fn finalize<S: Steps>(slf: *mut ffi::PyObject) {
 }
 
 unsafe extern "C" fn dealloc<S: Steps>(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this, attached, with an unreferenced coroutine. If the coroutine was never started, the
-    // finalizer may revive it. Otherwise its cells are emptied and the memory goes to the freelist or back to the
-    // allocator.
+    // SAFETY: CPython calls this, attached, with an unreferenced coroutine. The finalizer of a coroutine that was never
+    // started may revive it. If it does, this function returns. In all other cases the cells are emptied, and the
+    // memory goes to the freelist or back to the allocator.
     unsafe {
         let py = Python::assume_attached();
         let this: Coroutine<'_, S> = This::new(py, slf);
@@ -303,8 +303,8 @@ unsafe extern "C" fn dealloc<S: Steps>(slf: *mut ffi::PyObject) {
         if ffi::PyObject_GC_IsFinalized(slf) == 0 {
             S::place().free.give(slf);
         } else {
-            // The collector's "finalized" mark stays with the memory, so a new coroutine in it would never be
-            // finalized.
+            // The collector's "finalized" mark stays with the memory, so a new coroutine in the same memory would never
+            // be finalized.
             free_memory(slf);
         }
     }

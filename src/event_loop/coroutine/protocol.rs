@@ -65,7 +65,7 @@ fn stop(value: Bound<'_, PyAny>) -> PyErr {
     }
 }
 
-/// Takes a step: ends the previous step's wait, and makes an attempt.
+/// Takes a step: checks that the previous step's wait is over, and makes an attempt.
 #[inline]
 fn step<S: Steps>(this: Coroutine<'_, S>, value: *mut ffi::PyObject) -> PyResult<CoroutineStep<'_>> {
     match this.state.get() {
@@ -100,8 +100,8 @@ pub(crate) fn raised(py: Python<'_>, error: PyErr) -> PyErr {
     instead
 }
 
-/// Yields a waiter from `Steps::attempt`. The next step checks that the wait is over, and raises the waiter's exception
-/// if it has one (`resume`).
+/// Yields a waiter from `Steps::attempt`. The next step calls `resume`, which checks that the wait is over, and raises
+/// the waiter's exception if it has one.
 #[inline]
 pub(crate) fn yield_waiter<'py, S: Steps>(
     this: Coroutine<'py, S>,
@@ -111,8 +111,8 @@ pub(crate) fn yield_waiter<'py, S: Steps>(
     Progress::MustWait(waiter)
 }
 
-/// Called for a step of a suspended coroutine: ends its wait. Raises the exception of the waiter, or `RuntimeError` if
-/// the wait is not over, which happens if something other than a task drives the coroutine.
+/// Called at the start of a step of a suspended coroutine. Raises the exception of the waiter, or `RuntimeError` if the
+/// wait is not over, which happens if something other than a task drives the coroutine.
 fn resume<S: Steps>(this: Coroutine<'_, S>) -> PyResult<()> {
     let Some(yielded) = this.waiter.get(this.py()) else {
         return Ok(());

@@ -14,8 +14,8 @@ use crate::event_loop::contexts::Contexts;
 use crate::event_loop::pyloop::LoopObject;
 
 impl<'py> Handle<'py> {
-    /// Runs the callback in its context and reports its exception. Err is only for the two exceptions that leave
-    /// `run_forever`.
+    /// Runs the callback in its context and reports its exception. Err is only for exceptions that leave
+    /// `run_forever` (`KeyboardInterrupt`, `SystemExit`).
     #[inline]
     pub(crate) fn run(self) -> PyResult<()> {
         if self.has(flag::CANCELLED) {
@@ -57,7 +57,8 @@ impl<'py> Handle<'py> {
         if is_shared {
             this.lower_flag(flag::SHARES_CONTEXT);
             template = context;
-            // SAFETY: references that were moved out of the cells; the template of a handle is that of its own loop.
+            // SAFETY: `event_loop` and `template` are references that were moved out of the cells, and the template
+            // belongs to this loop.
             context = unsafe { contexts_of(event_loop).begin_run(template) };
             if context.is_null() {
                 let failed = self.fail_to_copy(event_loop);

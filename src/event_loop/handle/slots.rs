@@ -338,8 +338,8 @@ fn keep_text(this: This<'_, HandleObject>) -> PyResult<()> {
     }
 }
 
-/// Deletes an attribute. If the callback or the context is deleted, it becomes None, so the handle's run fails, and the
-/// failure is reported.
+/// Deletes an attribute. A deleted callback or context becomes None, so running the handle fails, and the failure is
+/// reported.
 fn delete(this: This<'_, HandleObject>, slot: Slot, name: &CStr) -> PyResult<()> {
     let py = this.py();
     if read(this, slot)?.is_none() {

@@ -164,7 +164,7 @@ pub(crate) struct RunClock {
     since_ns: Counter,
     since_ticks: Counter,
     /// The largest durations that `durations_ns` has returned. Each call computes the length of a tick again, so
-    /// without this a result could be smaller than an earlier one.
+    /// without these maxima a result could be smaller than an earlier one.
     reported_ns: [AtomicU64; 2],
 }
 

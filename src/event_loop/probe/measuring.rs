@@ -71,7 +71,7 @@ impl Measuring {
         self.polled_ns.set(clock::now_ns());
     }
 
-    /// Forgets the marks: the ready queue has been emptied, or measuring starts now.
+    /// Called when the ready queue has been emptied, and when measuring starts.
     pub(super) fn forget_marks(&self) {
         self.marks.borrow_mut().clear();
         self.taken.set(0);
@@ -119,8 +119,8 @@ impl Measuring {
         started_ns
     }
 
-    /// Ends the step that began at `started_ns`. The queue has `ready_len` entries now. Returns how long the step took
-    /// if it was slow.
+    /// Called when the step that began at `started_ns` has ended. The queue has `ready_len` entries now. Returns how
+    /// long the step took, or None if it was not slow.
     pub(super) fn end(&self, started_ns: u64, ready_len: usize) -> Option<u64> {
         let now_ns = clock::now_ns();
         let took_ns = now_ns.saturating_sub(started_ns);

@@ -27,7 +27,7 @@ fn set_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectRes
     Ok(none(this.py()))
 }
 
-/// The truth of an argument; false if it is missing.
+/// Whether an argument is true; false if it is missing.
 fn is_true(value: Option<Bound<'_, PyAny>>) -> PyResult<bool> {
     value.map_or(Ok(false), |value| value.is_truthy())
 }
@@ -151,7 +151,7 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             threadsafe_method,
             statistics,
             Loop._statistics,
-            "The loop's counters; loop.statistics() puts them in order."
+            "The counters from which loop.statistics() is made."
         ),
         row!(
             method,

@@ -1,5 +1,4 @@
-//! Tells the observer when the loop starts to run something and when it has finished. The observer is the watchdog of
-//! the coro mode.
+//! Tells the observer before and after the loop runs something. The observer is the watchdog of the coro mode.
 //!
 //! At the start of a run, a loop checks whether its thread is observed, and sets or clears `Mode::OBSERVED`. If the bit
 //! is clear, the observer costs nothing per step, because the loop tests all bits of `Mode::STEPS` at once.
@@ -62,8 +61,8 @@ pub(crate) fn leave() {
     }
 }
 
-/// Whether this deferred function tells the observer itself (`own_entry`). A function may have several addresses, so
-/// the comparison may be false by mistake; that only costs time.
+/// Whether this deferred function is `own_entry`, which tells the observer itself. A function may have several
+/// addresses, so this may return false for `own_entry`. Then the loop tells the observer, too, which only costs time.
 pub(super) fn is_own_entry(run: Deferred) -> bool {
     OBSERVER
         .get()

@@ -11,9 +11,9 @@ pub(crate) struct Access {
     owner: AtomicU64,
     /// The owner does not run the loop, but only one of its coros (`borrowed`). Only the owner uses this field.
     is_borrowed: Cell<bool>,
-    /// The threads inside `LoopObject::with_loop_access` while no thread runs the loop, in free-threaded builds.
-    /// Touched only inside the loop's critical section. A thread gives up that section while it waits for another
-    /// thread, so several threads can be listed here.
+    /// In free-threaded builds: the threads inside `LoopObject::with_loop_access` while no thread runs the loop. Used
+    /// only inside the loop's critical section. A thread gives up that section while it waits for another thread, so
+    /// several threads can be listed here.
     visitors: RefCell<Vec<u64>>,
 }
 
@@ -44,13 +44,13 @@ impl Access {
         self.owner.store(0, Ordering::Release);
     }
 
-    /// Whether a thread runs the loop, and not only one of its coros. Called by the owner, or while there is none.
+    /// Whether a thread runs the loop, and not only one of its coros. Called by the owner, or while there is no owner.
     #[inline]
     pub(super) fn is_running(&self) -> bool {
         self.owner() != 0 && !self.is_borrowed.get()
     }
 
-    /// Runs `body`, which resumes a coro of the loop, as the owner. The caller has claimed the loop.
+    /// Runs `body`, which resumes a coro of the loop, and then releases the loop. The caller has claimed the loop.
     pub(crate) fn borrowed<R>(&self, body: impl FnOnce() -> R) -> R {
         self.is_borrowed.set(true);
         let result = body();

@@ -13,12 +13,12 @@
 //! This policy does not concern data that the kernel or the transport below has refused. Such data waits until there is
 //! room, and all later writes wait behind it.
 //!
-//! A step is one call that the loop makes: a handle (and with it a task's step or a timer), the run of a coro, or the
-//! event of a source. The ready handles and coros of one iteration form a batch. Data that is held during a source's
-//! event is sent when the source returns. Data that is held during the steps of a batch is sent after the last step, or
-//! after an earlier one if it is due by then (`is_due`). The loop does not send it after each step, because a send
-//! takes longer if it must wake a sleeping process on the same machine. If sends follow each other closely, only the
-//! first one finds the peer asleep.
+//! A step is one call that the loop makes: of a handle (which may be a timer or continue a task), of a coro, or of a
+//! source that has an event. The ready handles and coros of one iteration form a batch. Data that is held during a
+//! source's event is sent when the source returns. Data that is held during the steps of a batch is sent after the last
+//! step, or after an earlier one if it is due by then (`is_due`). The loop does not send it after each step, because a
+//! send takes longer if it must wake a sleeping process on the same machine. If sends follow each other closely, only
+//! the first one finds the peer asleep.
 //!
 //! A program must not notice that a write is held. So calls that would reveal it send the held data first
 //! (`send_held`), and so does a fork. The list of the transports that hold data is in `held`.
@@ -45,8 +45,8 @@ pub(crate) const HELD_STREAM_LEN: usize = 16 * 1024;
 /// TLS encrypts held plaintext of more than this many bytes at once. It may hold more than a stream, so that small
 /// writes fill records.
 pub(crate) const HELD_TLS_LEN: usize = 64 * 1024;
-/// A transport that holds data sends all of it at once if it writes again this long after the first transport was put
-/// on the list.
+/// If a transport that holds data writes again at least this long after the first transport was put on the list, it
+/// sends all of its data at once.
 const LATE_NS: u64 = 1_000_000;
 
 /// At the end of a step of a batch, the held data is due if at least this many transports hold data.

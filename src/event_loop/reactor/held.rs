@@ -72,7 +72,7 @@ impl Pause {
         }
     }
 
-    /// Restores the state before the pause, unless this process was forked during the pause.
+    /// Restores the state from before the pause, unless this process was forked during the pause.
     fn end(&self, held: &Held) {
         if FORKS.load(Ordering::Relaxed) == self.forks {
             held.thread.set(self.thread);
@@ -110,7 +110,7 @@ impl Held {
         self.len.get() == 0
     }
 
-    /// Whether a write may be held now: the loop runs in this thread, is not paused, and is not sending the held data.
+    /// Whether a write may be held now: this thread runs the loop, and writes are not sent at once (`thread` is not 0).
     #[inline]
     pub(super) fn is_accepting(&self) -> bool {
         self.thread.get() == current_thread()

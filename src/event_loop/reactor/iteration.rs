@@ -223,7 +223,7 @@ impl Reactor {
             && !self.is_stopping();
         let polled = self.descriptors.poller.with_events(|poller, events| {
             if may_block && self.ready.begin_sleep() {
-                // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.
+                // SAFETY: the thread is attached (`py`) and touches no Python object until `state` is restored.
                 let state = unsafe { ffi::PyEval_SaveThread() };
                 self.probe.counters.clock.begin_poll();
                 let result = poller.wait_since(events, timeout_ns, now_ns);

@@ -2,8 +2,8 @@
 //!
 //! The queue has an entry for each handle and each deferred function that the loop runs next. In builds with a GIL,
 //! other threads put their entries into the queue directly, because the loop holds the GIL whenever it looks at the
-//! queue. In free-threaded builds they put them into the inbox instead, from which the loop moves them into the queue.
-//! If the loop sleeps, one of these threads is told to wake it.
+//! queue. In free-threaded builds, other threads put their entries into the inbox, and the loop moves them from there
+//! into the queue. If the loop sleeps, one of these threads is told to wake it.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -39,16 +39,16 @@ impl Ready {
     }
 }
 
-// SAFETY: entries reach another thread through the inbox or, in builds with a GIL, through the queue. The thread that
-// takes one out is attached: the loop's, or one that empties the inbox of a closed loop.
+// SAFETY: entries reach another thread through the inbox or, in builds with a GIL, through the queue. Only an attached
+// thread takes an entry out: the loop's thread, or a thread that drops the entries of a closed loop.
 unsafe impl Send for Ready {}
 
 pub(crate) struct ReadyWork {
     queue: RefCell<ReadyQueue<Ready>>,
     /// Boxed, because the inbox is aligned to cache lines and Python objects are not.
     inbox: Box<Inbox<Ready>>,
-    /// None once the loop is closed. Locked, because other threads write to a descriptor that `close` frees. The lock
-    /// is never held across a call into Python.
+    /// None once the loop is closed. Locked, because other threads write to the waker's descriptor, which `close_waker`
+    /// closes. The lock is never held across a call into Python.
     waker: Mutex<Option<Waker>>,
 }
 
@@ -100,8 +100,8 @@ impl ReadyWork {
         self.queue.borrow_mut().pop_front()
     }
 
-    /// The object of the queued entry that has `offset` others in front of it, if the entry's function is `run`. The
-    /// pointer is borrowed, and valid until other code runs.
+    /// The object of the entry at position `offset` in the queue, if that entry is a call of `run`. The pointer is
+    /// borrowed, and valid until other code runs.
     #[inline]
     pub(crate) fn deferred_at(&self, offset: usize, run: Deferred) -> Option<*mut ffi::PyObject> {
         match self.queue.borrow().get(offset)? {
@@ -129,7 +129,8 @@ impl ReadyWork {
     #[must_use = "if it returns true, the caller must wake the loop"]
     pub(super) fn push_from_outside(&self, handle: HandleRef) -> bool {
         if HAS_GIL {
-            // The loop sleeps only without the GIL, and reads the queue only with it.
+            // The GIL is the lock that `claim_wake` requires: the loop holds it from its last check of the queue until
+            // after `begin_locked_sleep`.
             self.push(handle);
             self.inbox.claim_wake()
         } else {
@@ -196,12 +197,13 @@ impl ReadyWork {
         }
     }
 
-    /// Records that the loop is about to block. Returns false if it must not, because another thread has scheduled
-    /// something.
+    /// Records that the loop is about to block. Returns false if the loop must not block, because another thread has
+    /// scheduled something.
     #[inline]
     pub(super) fn begin_sleep(&self) -> bool {
         if HAS_GIL {
-            // Other threads need the GIL to queue something, and this thread has held it since it checked the queue.
+            // Other threads need the GIL to queue something, and this thread has held the GIL since it found the queue
+            // empty. So the queue is still empty.
             self.inbox.begin_locked_sleep();
             return true;
         }

@@ -1,9 +1,9 @@
 //! Receiving on a socket that the program owns: decides into which buffer the data is read.
 //!
 //! Small and irregular reads go through the loop's scratch buffer and are then copied into a `bytes` of exactly their
-//! size. If reads keep returning the same larger size (`read_size`), the next one goes straight into a `bytes` of that
-//! size. A read of at most 256 KiB goes straight into a `bytes` if the last read returned at least 8 KiB, and at least
-//! about half of the length that is requested now.
+//! size. If reads keep returning about the same size, between 8 and 256 KiB, the next one goes straight into a `bytes`
+//! of that size. Otherwise, if at most 256 KiB are requested and the last read returned at least 8 KiB and at least
+//! about half of the requested length, the read goes straight into a `bytes` of the requested length. See `read_size`.
 
 use std::io;
 use std::os::fd::RawFd;

@@ -117,12 +117,13 @@ impl Signals {
         let Ok(fd) = self.fd(poller) else { return Ok(()) };
         match set_wakeup_fd(py, fd) {
             // Another descriptor was set, by the program or for another loop that has signal handlers and is not
-            // running now. It stays in force.
+            // running now. That descriptor stays in force.
             Ok(previous) if previous != -1 && previous != fd => put_back(py, previous),
             // ValueError: for Python, this thread is not the main thread.
             Ok(_) | Err(_) => {}
         }
-        // Signals that arrived before the descriptor was set have not been written to the pipe.
+        // Signals that arrived before the descriptor was set are not in the pipe, so they would not end the poll. Their
+        // handlers run now.
         py.check_signals()
     }
 
@@ -184,7 +185,7 @@ fn close_abandoned(py: Python<'_>) -> bool {
 
 /// The pending call for `close_abandoned`. The main thread runs it.
 extern "C" fn close_abandoned_later(_: *mut c_void) -> c_int {
-    // SAFETY: pending calls run attached.
+    // SAFETY: the interpreter runs pending calls in an attached thread.
     let py = unsafe { Python::assume_attached() };
     errors::at_boundary(py, -1, || {
         if !abandoned().is_empty() {
@@ -226,8 +227,8 @@ fn has_handlers(event_loop: &Bound<'_, PyAny>) -> bool {
     handlers.is_ok_and(|handlers| handlers.is_truthy().unwrap_or(false))
 }
 
-/// Runs Python's handlers for signals that have arrived. A loop over a long batch of native work calls this with each
-/// index; only every 64th call checks for signals.
+/// Runs Python's handlers for signals that have arrived. Native code that works through a long batch calls this with
+/// each index; only every 64th call checks for signals.
 #[inline]
 pub(super) fn check_signals_at(py: Python<'_>, index: usize) -> PyResult<()> {
     const EVERY: usize = 64;

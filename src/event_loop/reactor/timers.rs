@@ -15,8 +15,8 @@ use crate::event_loop::loop_clock::LoopClock;
 /// Cancelled timers are removed once there are this many and they are at least half of the heap.
 const MIN_SWEPT_TIMERS: usize = 64;
 
-/// Taking many due timers out of the heap one by one is slow. So the loop sorts the remaining due timers once it has
-/// taken out this many, and at least a sixteenth as many as are left in the heap.
+/// Taking many due timers out of the heap one by one is slow. So once the loop has taken out this many, and at least a
+/// sixteenth of the number that is left in the heap, it sorts the remaining due timers.
 const FEW_DUE: usize = 16;
 
 /// A due timer's handle is prefetched this many places before its turn. Thousands of handles do not fit into the cache.

@@ -21,7 +21,8 @@ impl NewestHandle {
         Self(Cell::new(None))
     }
 
-    /// Called for each new handle, while a queue and the caller hold a reference to it.
+    /// Called for each handle that is made while the loop does not run. A queue and the caller each hold a reference to
+    /// the handle.
     pub(super) fn set(&self, handle: Handle<'_>) {
         handle.track();
         if let Some(last) = self.0.replace(Some(HandleRef::of(handle))) {
@@ -48,11 +49,11 @@ impl NewestHandle {
     }
 }
 
-/// Makes the collector track each handle of a queue that other code, too, refers to. Called before the loop stops
+/// Makes the collector track each handle that has a reference from outside its queue. Called before the loop stops
 /// running. Tracking runs no code, so the queue may be borrowed.
 pub(super) fn track_kept<'a>(py: Python<'a>, handles: impl Iterator<Item = &'a HandleRef>) {
     if !HAS_GIL {
-        // Builds without a GIL have no freelist of handles, so all handles are already tracked.
+        // In builds without a GIL, every handle is tracked from the start.
         return;
     }
     for handle in handles.map(|handle| handle.this(py)) {

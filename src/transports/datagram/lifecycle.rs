@@ -138,7 +138,7 @@ unsafe fn start(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `open` with a transport of this type, to which the queue holds a reference.
     let this: Datagram<'_> = unsafe { This::new(py, object) };
     let own = this.to_bound();
-    // An exception that leaves the loop does not end the transport, which continues in the next run.
+    // If an exception leaves the loop, the transport does not end: it continues when the loop runs again.
     let made = match this.calls.call(py, names(py).connection_made, &[&own]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.connection_made()"),

@@ -67,7 +67,7 @@ enum Peer {
     Named,
 }
 
-/// The facts about the address family that the transport must know.
+/// What the transport must know about the address family.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Family {
     /// `AF_INET`, `AF_INET6`: handled natively, with datagrams of up to 64 KiB.

@@ -26,7 +26,7 @@ use crate::event_loop::pyloop::LoopObject;
 use crate::transports::ending::fatal_error;
 use crate::transports::object;
 
-/// Makes the transport of `pipe`, takes the pipe over, and queues the start, which calls `connection_made` and then
+/// Makes the transport of `pipe`, takes the pipe over, and queues `start`, which calls `connection_made` and then
 /// completes `waiter`. After an error the pipe still belongs to the caller. ValueError unless the pipe is a FIFO, a
 /// socket or a character device.
 pub(super) fn open<'py, E: PipeEnd>(
@@ -77,7 +77,7 @@ unsafe fn start<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyRes
     // SAFETY: queued by `open` with a transport of this type, to which the queue holds a reference.
     let this: Pipe<'_, E> = unsafe { This::new(py, object) };
     let own = this.to_bound();
-    // An exception that leaves the loop does not end the transport, which continues in the next run.
+    // Even an exception that ends the loop's run does not end the transport, which continues in the next run.
     let made = match this.calls.call(py, names(py).connection_made, &[&own]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.connection_made()"),

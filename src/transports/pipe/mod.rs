@@ -5,7 +5,7 @@
 //! - `reading`, `writing`: the two ends
 //! - `methods`: the Python methods and attributes
 //!
-//! The object is used on the loop's thread only. It owns the pipe object that it was given; that object owns the
+//! A transport is used on the loop's thread only. It owns the pipe object that it was given; the pipe object owns the
 //! descriptor and is closed exactly once. All fields are cells, because a call into Python may re-enter every method.
 
 mod lifecycle;
@@ -64,7 +64,7 @@ pub(super) trait PipeEnd: Sized {
 }
 
 pub(super) struct PipeBody<E> {
-    /// The object that owns the descriptor; empty once it is closed.
+    /// The pipe object, which owns the descriptor; empty once the pipe object is closed.
     pipe: ObjectCell,
     /// The Future to complete when the transport is set up.
     waiter: ObjectCell,

@@ -93,8 +93,8 @@ pub(super) fn resume(this: Pipe<'_, Reading>) -> PyResult<()> {
         return Ok(());
     }
     this.end.is_paused.set(false);
-    // If no data came during the pause, the poller was not changed and `sync_interest` does nothing. The next iteration
-    // must poll in any case.
+    // The pipe may have data by now, so the next iteration must poll. `sync_interest` does not ensure this: it does
+    // nothing if the poller was not changed during the pause.
     this.reactor().descriptors.poll_next(Interest::READ);
     sync_interest(this)?;
     object::log_change(this, "%r resumes reading")
@@ -134,8 +134,8 @@ fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
     }
 }
 
-/// Reads once and makes a `bytes` object of the exact size. The inner result is an error if that object cannot be made.
-/// None at the end of the stream.
+/// Reads once and makes a `bytes` object of the exact size. Returns None at the end of the stream. The inner result is
+/// an error if the object cannot be made.
 fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>>> {
     let py = this.py();
     let fd = this.registration.usable_fd(py)?;

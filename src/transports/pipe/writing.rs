@@ -123,7 +123,7 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
     wait_writable(this)
 }
 
-/// `writelines(list_of_data)`: writes all objects together, with a system call for up to 64 of them.
+/// `writelines(list_of_data)`: writes all objects together. Each system call takes up to 64 of them.
 pub(super) fn writelines(this: Pipe<'_, Writing>, items: &Bound<'_, PyAny>) -> PyResult<()> {
     let items: Vec<_> = items.try_iter()?.collect::<PyResult<_>>()?;
     let data: Vec<_> = items.iter().map(Data::new).collect::<PyResult<_>>()?;
@@ -154,7 +154,7 @@ pub(super) fn close(this: Pipe<'_, Writing>) -> PyResult<()> {
     if !this.end.is_blocked.get() {
         return ending::finish(this, None);
     }
-    // If other code has closed the pipe, the buffer would never drain.
+    // If other code has closed the pipe object, the buffer can never drain: end the transport with an error.
     match this.registration.usable_fd(this.py()) {
         Ok(_) => Ok(()),
         Err(error) => on_write_error(this, &error),

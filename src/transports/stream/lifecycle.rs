@@ -74,7 +74,8 @@ pub(in crate::transports) fn accept(
         return fatal_error(this, error, "Error on transport creation for incoming connection");
     }
     if matches!(this.calls.receiver(), Receiver::Native) {
-        // A TLS connection needs no such task: its factory has made one, which lasts until the handshake is complete.
+        // A TLS connection does not need `accepting`: its factory has made a task that lasts until the handshake is
+        // complete.
         return start(this);
     }
     if reactor.ready.len() != queued {
@@ -101,7 +102,7 @@ fn start_later(this: Stream<'_>, server: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Calls `server._accepting(transport, is_waiting)`, which makes a task in place of the one in which asyncio accepts a
+/// Calls `server._accepting(transport, is_waiting)`, which makes a task like the one in which asyncio accepts a
 /// connection. If `is_waiting` is true, returns the Future that the task waits for.
 fn accepting<'py>(
     this: Stream<'py>,
@@ -181,8 +182,8 @@ unsafe fn start_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<(
     started.and(object::wake(py, &this.waiter))
 }
 
-/// Calls `connection_made` and begins to wait for data. Err is an exception that leaves the loop; it does not end the
-/// connection, which continues in the next run.
+/// Calls `connection_made` and begins to wait for data. Err is an exception that leaves the loop. The connection stays
+/// open nevertheless, and continues in the next run of the loop.
 fn start(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
     if this.lost_writes.get() != 0 {
@@ -199,10 +200,11 @@ fn start(this: Stream<'_>) -> PyResult<()> {
             if is_accepted { "was accepted" } else { "is open" }.to_owned(),
         )
     });
-    let result = flush_policy::corked(this, || this.calls.call(py, names(py).connection_made, &[&own]))?;
+    let result = flush_policy::corked(this, || this.calls.call(py, names(py).connection_made, &[&own]));
     let failed = match result {
-        Ok(_) => Ok(()),
-        Err(error) => fatal_error(
+        Err(leaving) => Err(leaving),
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => fatal_error(
             this,
             error,
             "Fatal error: protocol.connection_made() call failed.",
@@ -237,7 +239,7 @@ pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
     }
     this.flags.set(Flags::CLOSING);
     if this.flags.has(Flags::BLOCKED) {
-        // The buffer drains only if the transport is registered with the poller, so register it if it was not yet.
+        // The buffer drains only if the transport is registered with the poller, so register it now if necessary.
         register(this)?;
         if this.usable_fd(this.py()).is_err() {
             // Other code has closed the descriptor, so the buffer would never drain.
@@ -248,8 +250,8 @@ pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
     finish(this, None)
 }
 
-/// `abort()`: ends the connection now and discards the buffered data. Corked and held data is sent first, since without
-/// corking it would have been sent already.
+/// `abort()`: ends the connection now. Corked and held data is still sent, because a transport that does not collect
+/// writes would have sent it already. All data that the kernel does not take is discarded.
 pub(super) fn abort(this: Stream<'_>) -> PyResult<()> {
     abort_with(this, None)
 }

@@ -98,8 +98,8 @@ fn pause_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> 
 fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     if !this.flags.has(Flags::CLOSING) && this.flags.has(Flags::PAUSED) {
         this.flags.clear(Flags::PAUSED);
-        // If no data came during the pause, the poller was not changed and `sync_interest` does nothing. The next
-        // iteration must poll in any case.
+        // If no data came during the pause, the poller was not changed and `sync_interest` does nothing. Data may have
+        // come since the last poll, and as in asyncio, the next iteration must handle it.
         this.reactor().descriptors.poll_next(Interest::READ);
         sync_interest(this)?;
         object::log_change(this, "%r resumes reading")?;
@@ -135,8 +135,8 @@ fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Objec
 
 fn set_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(protocol) = args.get(0) {
-        // If the kernel does not take all of the held data, `pause_writing` must go to the protocol that has written
-        // it.
+        // Send the held data first: if the kernel does not take all of it, `pause_writing` must be called on the old
+        // protocol, which has written the data.
         flush_policy::send_held(this)?;
         this.calls.bind(&protocol)?;
     }
@@ -345,7 +345,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             method,
             is_reading,
             StreamTransport.is_reading,
-            "True while data is received."
+            "True unless reading is paused or the connection is ending."
         ),
         row!(
             method,

@@ -4,9 +4,9 @@
 //! - `reading`, `writing`: the two directions; `sendfile`: the transport's part in `loop.sendfile`
 //! - `methods`: the Python methods and attributes
 //!
-//! The object is used on the loop's thread only. It owns its descriptor and closes it exactly once. It enters the
-//! loop's fd table when it starts, and leaves the table when all I/O stops. All fields are cells, because a call into
-//! Python may re-enter every method.
+//! The object is used on the loop's thread only, except that any thread may call `close`, `abort` and `is_closing`. The
+//! object closes its descriptor exactly once. It enters the loop's fd table when it starts, and leaves the table when
+//! all I/O stops. All fields that change are cells, because a call into Python may re-enter every method.
 
 mod lifecycle;
 mod methods;
@@ -64,7 +64,7 @@ bitflags::bitflags! {
         const MADE = 1 << 6;
         /// `loop.sendfile` writes to the socket, and all other writes are refused.
         const SENDFILE = 1 << 7;
-        /// The transport is on the loop's list: its writes are sent when the loop empties the list (`flush_policy`).
+        /// The transport is on the loop's list of the transports that hold data (`flush_policy`).
         const HELD = 1 << 8;
         /// The loop counts the transport among its open connections.
         const COUNTED = 1 << 9;
@@ -87,7 +87,7 @@ pub(super) struct StreamBody {
     local: OnceCell<Box<Address>>,
     registration: Registration,
     flags: FlagCell<Flags>,
-    /// 0 while connected; afterwards one more than the number of writes since the end of the connection.
+    /// 0 while connected. Afterwards 1 plus the number of writes since the connection ended, at most 255.
     lost_writes: Cell<u8>,
     read_size: ReadSize,
 }
@@ -255,7 +255,7 @@ impl Body for StreamBody {
         &self.calls
     }
 
-    /// The out-buffer is left out: it holds only `bytes` objects, which cannot be part of a cycle.
+    /// The references in the out-buffer are left out: they are to `bytes` objects, which cannot be part of a cycle.
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         let owner = self.registration.owner().cell();
         [&self.server, &self.socket, &self.waiter, &self.exception, owner]
@@ -322,9 +322,8 @@ pub(crate) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Opt
         .copied_context(transport.py())
 }
 
-/// Whether native code may write to the transport, end it and ask for its state without calling its Python methods,
-/// because `write`, `_force_close` and `is_closing` have not been replaced. Requires that `is_stream` has returned true
-/// for the transport.
+/// True if nobody has replaced the transport's methods `write`, `_force_close` and `is_closing`. Only then may native
+/// code use the functions below instead of the methods. Requires that `is_stream` has returned true for the transport.
 #[inline]
 pub(crate) fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &lifecycle::stream_of(transport).dict)

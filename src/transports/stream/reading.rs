@@ -46,8 +46,8 @@ pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
     }
 }
 
-/// For a Protocol: receives a `bytes` object and passes it to `data_received`, or to the native function that replaces
-/// it.
+/// For a Protocol: receives a `bytes` object and passes it to `data_received`, or to the native function that is called
+/// in place of `data_received`.
 #[inline]
 fn read_object(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     let py = this.py();
@@ -197,7 +197,7 @@ fn read_native(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
 }
 
 /// For a BufferedProtocol: receives into the buffer that the protocol provides. The context is entered once for both
-/// calls of the protocol.
+/// calls, `get_buffer` and `buffer_updated`.
 fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
     let mut stage = "Fatal error: protocol.get_buffer() call failed.";

@@ -1,8 +1,8 @@
 //! The write side.
 //!
 //! Small writes are corked or held and then sent together, so that a reply in four writes costs a single system call;
-//! `flush_policy` decides when. Data that the kernel does not take waits until the socket is writable, under the
-//! control of the watermarks.
+//! `flush_policy` decides when. Data that the kernel does not take waits in the out-buffer until the socket is
+//! writable. If the buffer grows above the high watermark, the protocol is told to pause.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -284,9 +284,9 @@ fn refused(this: Stream<'_>, method: &str) -> PyErr {
     PyRuntimeError::new_err(format!("unable to {method}; sendfile is in progress"))
 }
 
-/// To be called after `new_len` bytes were put into the out-buffer while the transport is corked, held or blocked. If
-/// the socket is blocked, pauses the protocol if necessary. Otherwise sends the corked or held data, unless it may wait
-/// longer.
+/// To be called after `new_len` bytes were put into the out-buffer of a corked, held or blocked transport. If the
+/// transport is blocked, pauses the protocol if necessary. Otherwise sends the corked or held data, unless
+/// `flush_policy` lets it wait longer.
 fn after_push(this: Stream<'_>, new_len: usize) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) {
         return maybe_pause(this);

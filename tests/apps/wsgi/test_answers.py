@@ -123,7 +123,7 @@ class Lying(str):
 
 
 class Posing(Lying):
-    """A string that a dictionary takes for "Content-Type", a name that was checked before."""
+    """A string that a dictionary of checked names takes for "Content-Type", which was checked before."""
 
     def __hash__(self) -> int:
         return hash("Content-Type")

@@ -389,7 +389,7 @@ def test_fork():
     """The watchdog ends before a fork, because CPython warns about a fork in a process with several threads. Afterwards
     parent and child each start their own watchdog.
 
-    CPython would also warn about the thread that makes the record, so the test waits for the end of that thread.
+    CPython would also warn about the thread that logs the message, so the test waits until that thread has ended.
     """
     assert (
         run_script(

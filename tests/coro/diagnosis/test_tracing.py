@@ -78,7 +78,7 @@ class Tracer:
 
 
 def alone(function, *args):
-    """Return the events of one call, without other coros."""
+    """Return the events of one call, made in a coro while there are no other coros."""
     with Tracer(function) as tracer:
         coro.run(function, *args)
     (events,) = tracer.of(function)

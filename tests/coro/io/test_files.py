@@ -313,7 +313,7 @@ def test_a_file_is_read_and_written(tmp_path, run):
 
 @pytest.fixture
 def _in_threads(monkeypatch):
-    """Make all reads and writes of files in threads, even reads of data that is in the page cache."""
+    """Run all reads and writes of files in threads, even reads of data that is in the page cache."""
     monkeypatch.setenv("GRAPESHOT_FILE_THREADS", "1")
     monkeypatch.setattr(_core, "_aio_read_now", lambda *_: None)
 

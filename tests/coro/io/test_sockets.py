@@ -319,7 +319,7 @@ def test_each_receiving_method_returns_data_that_was_put_back(call, is_patched):
         plain, far = socket.socketpair()
         with (patched_socket if is_patched else coro.sock)(fileno=plain.detach()) as near, far:
             far.sendall(b"hello, world")
-            # A part of the data may be in the kernel if a call wants as much as there is.
+            # Put all the data back. But for "all", whose calls ask for all 12 bytes, leave 7 of them in the kernel.
             near._put_back(near.recv(5 if call is CALLS["all"] else 12))
             return _outcome(call, near)
 

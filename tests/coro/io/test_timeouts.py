@@ -51,7 +51,7 @@ def test_each_call_ends_after_the_timeout_of_its_socket(world):
 
 
 def test_urgent_data_that_has_not_come(world):
-    """Without urgent data, the kernel reports EINVAL at once. A socket with a timeout first waits for any data."""
+    """Without urgent data, a call with MSG_OOB fails with EINVAL. A socket with a timeout first waits for any data."""
     calls = [
         lambda sock: sock.recv(1, socket.MSG_OOB),
         lambda sock: sock.recv_into(bytearray(1), flags=socket.MSG_OOB),

@@ -27,8 +27,8 @@ def way(request, monkeypatch):
 
         monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
     yield request.param
-    # A thread that waits for a child holds an end of a pipe until the child has ended. Wait for the end of these
-    # threads, because the fixture `_leftovers` counts descriptors.
+    # A thread that waits for a child keeps one side of a pipe open until the child has ended. Wait until these threads
+    # have ended, because the fixture `_leftovers` counts descriptors.
     wait_until(lambda: not any(thread.name.startswith("coro-waitpid") for thread in threading.enumerate()))
 
 
@@ -165,7 +165,7 @@ def test_a_wait_that_is_interrupted_leaves_the_status(way):
                 coro.waitpid(child.pid, timeout=0.001)
             with pytest.raises(coro.TimeoutError), coro.timeout(0.001):
                 coro.waitpid(child.pid)
-            # The status is also left if the child has ended, and the coro is interrupted before it runs again.
+            # The coro also leaves the status if it is interrupted after the child has ended, but before it runs again.
             waiting = coro.spawn(coro.waitpid, child.pid)
             until_waiting(waiting)
             child.end()

@@ -42,7 +42,7 @@ class _Vnode:
         self.status = os.fstat(fd)
 
     def notes(self, mask: int) -> int:
-        """Translate the mask of an inotify event about the file to kqueue's notes."""
+        """Return the notes that kqueue would report for an inotify event of the file with this mask."""
         old, self.status = self.status, os.fstat(self.fd)
         notes = 0
         if mask & _MODIFY:

@@ -6,7 +6,7 @@ not run. The other ones are run, and if one of them passes, it must be removed f
 TEST_CPYTHON=all, which .ci/matrix sets, runs every module both plain and patched and compares all outcomes. With it, a
 test that passes plain must not be skipped when the module runs patched. Without the variable, as in .ci/run, only the
 modules of `QUICK` run. They run patched; a module with a failed test also runs plain, to see whether the test passes
-there.
+plain.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ EXCEPTIONS: dict[str, dict[str, LeftOut]] = {
             "the program's first coro, and not threading, waits at the exit for threads that are coros", is_run=False
         ),
         "ThreadTests.test_tstate_lock": LeftOut(
-            "_tstate_lock.acquire() only waits until the thread has ended; the caller does not hold the lock then"
+            "_tstate_lock.acquire() only waits until the thread has ended, and does not acquire the lock"
         ),
         "MiscTestCase.test_change_name": NATIVE,
         "MiscTestCase.test_set_name": NATIVE,
@@ -116,7 +116,7 @@ MODULES = [
     "test_xmlrpc",
 ]
 
-# Together these need five seconds of CPU time, and twenty seconds from start to end.
+# Together these modules need five seconds of CPU time, and twenty seconds from start to end.
 QUICK = {
     "test_epoll",
     "test_httplib",
@@ -135,7 +135,7 @@ QUICK = {
 }
 
 # Leave out the tests of process pools, which are not about threads, and the test of VSOCK: where VSOCK exists without a
-# hypervisor, that test hangs without patching, too.
+# hypervisor, that test hangs even when it runs plain.
 WITHOUT = {"test_concurrent_futures": "Process", "test_socket": "ThreadedVSOCK"}
 
 

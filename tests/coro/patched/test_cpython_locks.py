@@ -1,5 +1,5 @@
-"""CPython's own tests of locks on patched threading. Run in the main thread, they start real threads; run in a coro,
-they start coros.
+"""CPython's own tests of locks on patched threading. In the main thread they start real threads, in a coro they start
+coros.
 """
 
 from __future__ import annotations

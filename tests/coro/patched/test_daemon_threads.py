@@ -117,7 +117,7 @@ coro.run(main)
 
 
 def test_other_threads_are_awaited_before_daemons_are_ended():
-    """Daemons serve the other threads until these end, as in plain Python. asyncio does not count daemons as tasks."""
+    """Daemons serve the other threads until these end, as in plain Python. asyncio.all_tasks() omits daemons."""
     run = """
 import queue
 jobs, answers = queue.Queue(), queue.Queue()

@@ -23,7 +23,8 @@ SCRIPTS = {
         def later(function, *args):
             def run():
                 begun.wait()
-                # A real thread waits until the main thread sleeps in select. A coro cannot run earlier anyway.
+                # Without patching, wait until the main thread sleeps in `select`. With patching, this thread is a coro,
+                # which cannot run before the main thread waits.
                 while "grapeshot.coro" not in sys.modules:
                     with open(f"/proc/self/task/{os.getpid()}/stat") as stat:
                         if stat.read().rpartition(")")[2].split()[0] == "S":

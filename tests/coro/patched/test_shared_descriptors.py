@@ -14,8 +14,9 @@ from tests.coro.patched.same_output import check_same_output
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-# A thread writes each byte only after one of the two processes has received the previous one. So if the child takes a
-# byte, and the parent's read then blocks the loop, the thread never writes the next byte.
+# The writing thread writes each byte only after one of the two processes has received the previous one. With patching,
+# that thread is a coro. So if the child takes a byte, and the parent's read then blocks the loop, no further byte is
+# written.
 TWO_READERS = """
 import os, pty, socket, subprocess, sys, threading, tty
 
@@ -326,7 +327,7 @@ from grapeshot import coro
 coro.patch()
 from grapeshot.coro._patching import _socket_numbers
 
-NUMBER = 900  # `sock` has another number, as if it had been given another descriptor after the call of `note`
+NUMBER = 900  # not the number of `sock`, so `is_blocking` forgets what `note` has recorded
 
 def use():
     try:

@@ -61,8 +61,8 @@ def describe(data):
 """
 SCRIPTS = {
     "readers of Popen.stdout": """
-        # Plain threads may split lines, because a BufferedReader begins a read without its lock. So only one thread
-        # reads, but three coros do.
+        # If several plain threads read, a line may be split, because a BufferedReader begins a read without its lock.
+        # So this script has one reader when it runs with plain threads, and three when it runs with coros.
         for text in (False, True):
             with subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=text) as process:
                 print(text, read_all(process.stdout, 3 if "grapeshot.coro" in sys.modules else 1))
@@ -302,7 +302,7 @@ def test_a_slow_reader_of_a_standard_stream(stream, options):
         for way in ((), ("-m", "grapeshot.coro"))
     )
     expected = "180000 [59700, 59700, 59700] ['a', 'b', 'c']\n"
-    if options or sys.version_info >= (3, 12, 4):  # before, plain threads lose buffered text (gh-119506)
+    if options or sys.version_info >= (3, 12, 4):  # in older versions, plain threads lose text (gh-119506)
         assert plain.stdout == expected
     assert (patched.stdout, patched.stderr, patched.returncode) == (expected, plain.stderr, plain.returncode)
 
@@ -467,7 +467,7 @@ BODIES = {
     while not (called and writer.done()):
         drain()
         coro.sleep_relative(0.001)
-    flusher = coro.spawn(sys.stdout.flush)  # from 3.14 on, the buffer is larger than the pipe's
+    flusher = coro.spawn(sys.stdout.flush)  # from 3.14 on, stdout's buffer is larger than the pipe's
     while not flusher.done():
         drain()
         coro.sleep_relative(0.001)

@@ -1,4 +1,4 @@
-"""`sqlite3` in coros: a coro waits while the database is locked. Scripts print the same plain and patched."""
+"""`sqlite3` in coros: a coro waits while the database is locked. Scripts print the same with and without the patch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.coro.patched.same_output import check_same_output
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-# Another connection writes, and commits when its thread runs. Patched, that thread is a coro. If code waited in C for
-# the commit, the coro could not run, and the wait would fail at its time limit.
+# In another thread, a second connection writes, and commits 50 ms later. With the patch, that thread is a coro. If the
+# main thread waited in C for the commit, the coro could not run, and the wait would fail at its time limit.
 HOLDER = """
 import os, sqlite3, sys, tempfile, threading, time
 
@@ -25,7 +25,7 @@ setup = sqlite3.connect(PATH, check_same_thread=False)
 setup.executescript("create table t (a integer primary key, b); create table log (b);")
 
 class Holder:
-    '''A thread that holds the database's lock for the first 50 ms of a `with` block, so that code in it must wait.'''
+    '''A thread that holds the database's lock for the first 50 ms of a `with` block. Code in the block must wait.'''
     def __init__(self, mode="immediate"):
         self.mode, self.begun = mode, threading.Event()
         self.thread = threading.Thread(target=self.hold)
@@ -298,7 +298,7 @@ def main():
     second = sqlite3.connect("data.db", timeout=60)
     waiting = coro.spawn(second.execute, "insert into t values (2)")
     coro.sleep_relative(0.02)
-    # The statement waits, and the loop runs. The exception that ends the wait leaves the connection unchanged.
+    # While the statement waits, the loop runs. The exception that ends the wait leaves the connection unchanged.
     assert not waiting.done()
     waiting.shutdown()
     coro.sleep_relative(0.02)

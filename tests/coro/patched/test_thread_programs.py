@@ -1,6 +1,6 @@
 """Programs that rely on properties of threads: preemption while they poll, names, and imports.
 
-They print the same plain and with `python -m grapeshot.coro`. A program that hangs is ended by the script's time limit.
+Each program prints the same with `python` and with `python -m grapeshot.coro`. A time limit ends a program that hangs.
 """
 
 from __future__ import annotations

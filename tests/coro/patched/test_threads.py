@@ -137,7 +137,7 @@ def test_local_of_a_coro_that_has_ended_is_freed():
 
 
 def test_real_threads_and_coros_wait_for_each_other():
-    """The threads and coros use an event, a barrier, a semaphore and queues."""
+    """Real threads and coros share an event, a barrier, a semaphore and queues."""
     assert run(
         """
         results, got = [], []
@@ -197,7 +197,9 @@ def test_where_no_coro_runs_everything_is_as_before():
 
 
 def test_task_starts_a_thread():
-    """A task cannot wait for a coro of its own loop, so `start` returns at once, and `join` raises an error."""
+    """A task cannot wait for a coro of its own loop, so `start` does not wait until the thread runs, and `join`
+    raises an error.
+    """
     assert run(
         """
         import asyncio, grapeshot
@@ -385,7 +387,7 @@ def test_uncaught_exceptions():
 
 
 def test_threads_that_are_left_at_the_end():
-    """The loop ends the remaining threads with Shutdown, without a report, and joining them does not wait forever."""
+    """The loop ends the remaining threads with Shutdown and reports no error. Joining them does not wait forever."""
     assert run(
         """
         def work():

@@ -220,7 +220,7 @@ def woken_by_threads(world: World) -> None:
 
     def wake() -> None:
         if not is_over:
-            with contextlib.suppress(coro.ScheduleError):  # the coro may have been killed and be about to run
+            with contextlib.suppress(coro.ScheduleError):  # `waiter` was killed and is about to run
                 coro.schedule(waiter, "woken")
 
     thread = threading.Thread(target=waiter._loop.call_soon_threadsafe, args=(wake,))

@@ -35,7 +35,7 @@ from grapeshot import _core, coro
 
 # The number of coros to keep running per loop.
 POPULATION = 30
-# After this many steps (a step is one scene) the loop is closed with its suspended coros, and its thread ends.
+# After this many steps (a step is one scene) the loop is closed while coros are still suspended, and its thread ends.
 STEPS_PER_ROUND = 400
 # After this many seconds without progress the process counts as hanging.
 PATIENCE_S = 120.0
@@ -66,8 +66,9 @@ class Soak:
 def actor(world: World, own: int) -> None:
     """Run a few scenes one after the other. The coro ends normally or with an injected exception.
 
-    ``own`` is the number of the coro's family. The coro's context has it from the start, because a finalizer may yield
-    before the first line of this function, and the coro may be killed during that yield.
+    ``own`` is the number of the coro's family. `loop_main` also puts the number into the coro's context. If this
+    function did that, it would be too late: a finalizer may yield before the function's first line, and during that
+    yield `kill_some` may kill the coro and read the number.
     """
     world.begun += 1
     generator = world.generator

@@ -202,7 +202,7 @@ def finalizers(world: World) -> None:
 
 
 class Collected:
-    """Has a finalizer that tries to yield. The collector calls it, so it can yield only on a coro's own stack."""
+    """Has a finalizer that tries to yield. The collector calls it, so the yield succeeds only on a coro's own stack."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -218,8 +218,8 @@ class Collected:
         except INJECTED:
             self.log.append("injected")
             # The collector may call this anywhere in the coro, for example while the coro waits for a killed one, or
-            # after a timeout has expired. So the exception does not prove that this coro was killed. The exception
-            # cannot leave a finalizer, so count the family as killed, and cancel the coro instead.
+            # after a timeout has expired. So the exception does not prove that this coro was killed. Because the
+            # exception cannot leave a finalizer, cancel the coro instead, and count its family as killed.
             WORLD.get().killed.add(FAMILY.get())
             coro.current().cancel()
         else:

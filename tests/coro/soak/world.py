@@ -27,7 +27,8 @@ class Injected(Exception):
 # get memory for its stack.
 INJECTED = (asyncio.CancelledError, coro.CoroCancelled, Injected, coro.InParallelError, MemoryError)
 
-# A coro that the soak has spawned forms a family with all its descendants. This is the family's number.
+# Each coro that `loop_main` spawns forms a family with all its descendants. This is the number of the current coro's
+# family.
 FAMILY: contextvars.ContextVar[int] = contextvars.ContextVar("family", default=-1)
 # The world of the loop in which the code runs.
 WORLD: contextvars.ContextVar[World] = contextvars.ContextVar("world")

@@ -300,7 +300,7 @@ def test_modules_whose_bodies_yield(tmp_path, monkeypatch):
 
     def main():
         # Each module imports the previous one. The coros run one after the other: import locks belong to threads, so a
-        # coro would not wait for a module that another one is importing, and would get it half initialized.
+        # coro would not wait for a module that another coro is importing, and would get the module half initialized.
         assert [coro.spawn(work, number).join() for number in (1, 3)] == [True, True]
         return True
 

@@ -84,8 +84,8 @@ class Walker:
 
 
 def watched(walkers: list[Walker]) -> int:
-    """Compare each coro's chain with the one that it noted, repeatedly until all coros have ended. Return the number of
-    comparisons.
+    """Compare each coro's chain with the names that the coro noted, repeatedly until all coros have ended. Return the
+    number of comparisons.
     """
     compared = 0
     coro.yield_slice()

@@ -196,7 +196,7 @@ def test_the_frames_of_a_running_generator():
 
 def test_a_coro_may_wait_while_it_frees_a_suspended_generator():
     """When a generator is freed, its `finally` block runs. In this test, reference counting frees the generator, and
-    the block lets other coros run. If the collector freed it, the coro could wait only on a stack of its own.
+    the block lets other coros run. If the collector freed it, the block could wait only in a coro with its own stack.
     """
 
     def generate(log, number):

@@ -25,8 +25,9 @@ def _jit(monkeypatch):
 
 @pytest.mark.parametrize("evict", ["lazy", "always"])
 def test_code_that_becomes_invalid_stays_while_a_coro_is_inside(evict, monkeypatch):
-    """A new monitoring tool makes all executors invalid. The interpreter then frees each executor that no thread
-    is running."""
+    """A new monitoring tool makes all executors (pieces of compiled code) invalid. The interpreter then frees the
+    executors that no thread is running. So grapeshot has to keep those to which suspended coros return.
+    """
     monkeypatch.setenv("GRAPESHOT_CORO_EVICT", evict)
     run_script(
         None,
@@ -62,7 +63,7 @@ def test_code_that_becomes_invalid_stays_while_a_coro_is_inside(evict, monkeypat
         def main():
             states, coros = [], []
             for _ in range(20):
-                # The compiler records one coro at a time, so their loops are compiled one after the other.
+                # The compiler records only one coro at a time, so the coros' loops are compiled one after the other.
                 states.append({"goes_on": True, "rounds_inside": 0})
                 coros.append(coro.spawn(make(), states[-1]))
                 for _ in range(100_000):
@@ -116,7 +117,9 @@ assert outer(12_000) > 0
 
 
 def test_exceptions_and_nested_calls_in_compiled_code():
-    """Coros yield in functions that C code calls from compiled loops. Other coros are interrupted in such a loop."""
+    """In compiled loops, coros call C code that calls Python functions, which yield. Other coros are shut down while
+    they are inside a compiled loop.
+    """
     run_script(
         None,
         """

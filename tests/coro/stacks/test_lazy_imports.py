@@ -17,8 +17,8 @@ WAITS = "from grapeshot import coro\nfor _ in range(3):\n    coro.yield_slice()\
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """Return a function `make(*bodies)`. It writes a module for each body, and appends `value = 5`. For each module, it
-    returns a function that imports the module lazily and returns the value.
+    """Return a function `make(*bodies)`. It writes one module for each body, with `value = 5` after the body. For each
+    module, it returns a function that imports the module lazily and returns the value.
     """
     monkeypatch.syspath_prepend(tmp_path)
     names = []

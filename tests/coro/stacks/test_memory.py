@@ -305,7 +305,7 @@ def test_at_the_kernels_limit_of_mappings_spawn_raises_and_everything_goes_on(gu
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the test reads the memory use from /proc")
-@pytest.mark.skipif(bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="objects cannot come from malloc here")
+@pytest.mark.skipif(bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="PYTHONMALLOC=malloc needs the GIL")
 @pytest.mark.parametrize("count", [50, 1500])
 def test_reused_stacks_give_deep_memory_back(count, monkeypatch):
     """Each coro uses more of its stack than a free stack keeps. After each round, the stacks keep only a little memory.

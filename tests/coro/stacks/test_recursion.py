@@ -32,7 +32,7 @@ def run(code: str, *flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library whose function ``recurse(0)`` uses up its stack, a kilobyte per call, and never checks a limit."""
+    """A library whose function ``recurse`` calls itself without end. Each call takes a kilobyte of stack."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("NOT TESTED: stacks that are used up, since there is no C compiler")
@@ -397,7 +397,7 @@ def test_a_message_names_the_coro_if_the_limit_is_too_high_for_any_stack():
 
 
 def test_depth_is_counted_per_coro():
-    """At the same time, each coro and each callback of the loop may recurse as deep as the limit allows."""
+    """A coro or a callback may recurse as deep as the limit allows, even while other coros are as deep."""
     done = run("""
         import asyncio, sys
         from grapeshot import coro

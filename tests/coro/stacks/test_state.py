@@ -331,8 +331,9 @@ def test_finalizers_of_the_collector_cannot_yield_on_a_shared_stack(leave, stack
 
 @needs_coros
 def test_a_native_profile_function_that_collects():
-    """While grapeshot tells a native profile function about a coro's frames, on the thread's own stack, the function
-    may not wait, not even after a collection.
+    """When grapeshot calls a native profile function, the function cannot wait, even after a collection.
+
+    These calls tell the function about a coro's frames. They run on the thread's own stack.
     """
     out = run_script(
         None,

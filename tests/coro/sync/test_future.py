@@ -1,4 +1,4 @@
-"""`coro.future`, a result that is set once; waits for several objects at once; delayed starts; and `imap`."""
+"""`coro.future` (a result that is set once), waiting for several objects at once, delayed starts, and `imap`."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_spawn_later():
 
 @pytest.mark.parametrize("call", ["imap", "imap_unordered"])
 def test_results_are_returned_before_all_inputs_are_taken(call):
-    """The inputs never end. The pool takes at most one for each requested result, one for each coro, and one more."""
+    """The inputs never end. The pool takes at most one per requested result, one per coro, and one more."""
     taken, running = [], []
 
     def inputs():

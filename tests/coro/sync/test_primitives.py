@@ -1,4 +1,4 @@
-"""The synchronization primitives of coros. Interruptions leave nothing behind."""
+"""The synchronization primitives of coros. An interrupted wait must leave no trace in the primitive."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_an_rw_lock_is_recursive():
         lock.write_unlock()
         waiters = [spawn_blocked(lambda: (lock.read_lock(), yield_slices(2), lock.read_unlock())) for _ in range(2)]
         assert not any(waiter.done() for waiter in waiters)
-        # After this second write_unlock() the coro still holds the lock for reading, together with the waiters.
+        # After this second write_unlock() the coro holds the lock only for reading, so the waiters may read, too.
         lock.write_unlock()
         for waiter in waiters:
             waiter.join(10)
@@ -322,8 +322,8 @@ def test_readers_behind_a_writer_that_is_interrupted_go_on():
         writer.interrupt()
         for reader in readers:
             reader.join(10)
-        # If a waiter is interrupted after it was granted the lock, the next waiter gets the lock.
         lock.release_read()
+        # If a waiter is interrupted after it was granted the lock, the next waiter gets the lock.
         other = coro.rw_lock()
         other.acquire_write()
         first, second = spawn_blocked(other.acquire_write), spawn_blocked(other.acquire_read)
@@ -460,7 +460,7 @@ def test_interruptions_leak_no_permit(kind, seed):
                     release()
 
         threads = [coro.spawn(work) for _ in range(6)]
-        yield_slices(1)  # let every coro begin: a coro that is interrupted before that would end
+        yield_slices(1)  # let every coro begin: a coro that is interrupted earlier ends without running
         while not all(thread.done() for thread in threads):
             victim = rng.choice(threads)
             if not victim.done() and rng.random() < 0.5:

@@ -29,7 +29,7 @@ class Strange(Exception):
 
 
 class Sent(Exception):
-    """The exception for send_exception and set_exception. In a channel its argument is a number, as sent values are."""
+    """The exception for send_exception and set_exception. In a channel its argument is the number that is sent."""
 
 
 class Worker:
@@ -124,7 +124,7 @@ class Bench:
         return self.rng.choice([{}] * 8 + [{"timeout": 1e-9}] * 3 + [{"block": False}])
 
     def start(self):
-        """Start a worker that rests or holds something."""
+        """Start a worker that waits in `rest`, if there is one."""
         idle = [worker for worker in self.workers if worker.coro._status == "waiting" and worker.wants is None]
         if idle:
             coro.schedule(self.rng.choice(idle).coro)
@@ -515,7 +515,7 @@ class Condition(Bench):
         assert len(self.condition) == len(self.waiting())
         assert self.returned <= self.given
         if self.returned < self.given:
-            # A wake-up may be lost only if no other coro waited.
+            # A wake-up may be lost only if no other coro has waited since before this step.
             assert not [worker for worker in self.waiting() if worker.since <= self.began]
 
 

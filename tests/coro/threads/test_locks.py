@@ -451,7 +451,7 @@ def test_storm_over_one_lock():
             once(lambda: time.sleep(0.00005), rng)
 
     def pause():
-        # An interruption must not arrive while `inside` counts the coro.
+        # A victim does not yield here, because no interruption may arrive while `inside` counts the victim.
         coro.yield_slice() if coro.current().name != "victim" else None
 
     def work(seed):
@@ -472,7 +472,7 @@ def test_storm_over_one_lock():
             end = []
             victims = [coro.spawn(victim, end, name="victim") for _ in range(3)]
             workers = [coro.spawn(work, seed * 100 + number) for number in range(5)]
-            coro.yield_slice()  # a coro that is interrupted before it begins ends at once
+            coro.yield_slice()  # lets the victims begin: interrupted before that, they would end at once
             while not all(worker.done() for worker in workers):
                 for each in victims:
                     each.interrupt()

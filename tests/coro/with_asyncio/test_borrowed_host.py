@@ -246,7 +246,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_where_only_the_run_handles_it():
-    """asyncio.run() in the coro installs the handler and raises KeyboardInterrupt, as it does without coros."""
+    """asyncio.run() in the coro installs its SIGINT handler and raises KeyboardInterrupt, as it does without coros."""
 
     async def main():
         os.kill(os.getpid(), signal.SIGINT)

@@ -279,7 +279,7 @@ def test_interrupted_while_a_thread_works():
         release.set()
         while not finished.is_set():
             coro.sleep_relative(0.001)
-        # The result that arrives now wakes no coro.
+        # The result of `blocking` arrives now, too late. It wakes no coro.
         coro.sleep_relative(0.01)
         return coro.threads.run(lambda: "next")
 

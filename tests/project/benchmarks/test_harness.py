@@ -163,7 +163,8 @@ BIMODAL = [(30.53, 57.26), (36.56, 39.98), (75.29, 90.35), (70.23, 75.14), (76.3
         (noisy(0.9, 0.4, seed=2), "equal"),
         (noisy(0.5, 0.01, count=14), "too few runs"),
         (BIMODAL, "too few runs"),
-        # Four of five ratios are below 1, and so is the interval. But grapeshot's median is 70.2, and uvloop's 57.3.
+        # Four of five ratios are below 1, and so is the interval. But grapeshot's median, 70.2, is above uvloop's,
+        # 57.3.
         (BIMODAL * 3, "equal"),
         # Pairs in which the peer's number is below zero count for the peer.
         ([(1.0, 2.0)] * 10 + [(1.0, -0.1)] * 5, "equal"),

@@ -21,7 +21,7 @@ COMMITTED = json.loads(speed_table.RESULTS.read_text(encoding="utf-8"))
 
 
 class Loads(HTMLParser):
-    """Collects what a browser would fetch, scripts, and elements that were not closed."""
+    """Collects scripts, whatever else a browser would fetch, and elements that were not closed."""
 
     VOID = ("meta", "br", "img", "link", "input", "hr")
 

@@ -1,5 +1,5 @@
-"""Pipes whose file object is closed while the transport uses it. asyncio keeps using the descriptor number. If another
-file gets that number, grapeshot neither reads from it nor writes to it.
+"""Pipes whose file object is closed while the transport uses it. asyncio keeps using the descriptor number, even if
+another file gets that number. grapeshot does not read from the other file or write to it.
 """
 
 from __future__ import annotations

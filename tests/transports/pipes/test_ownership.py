@@ -78,7 +78,7 @@ async def test_cancelled_while_it_connects(loop, direction):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 async def test_the_descriptor_is_closed_once(loop, direction):
-    """uvloop #763: a second close would close the next file with that number."""
+    """uvloop #763: a second close would close whichever file has the number by then."""
     with pipe_ends("pipe", direction) as ends:
         transport, protocol = await connect(loop, direction, Recorder, ends.file)
         transport.close()

@@ -162,7 +162,7 @@ async def test_unix_connections_count(loop, tmp_path):
 async def test_a_dropped_connection_is_not_counted_any_more(loop, quiet):
     near, far = socket.socketpair()
     with far:
-        # After abort() and del, only the loop refers to the transport, until it has called connection_lost.
+        # After abort() and del, only the loop refers to the transport, until the loop has called connection_lost.
         with near:
             loop.set_limits(connections=1)
             transport, _ = await loop.create_connection(asyncio.Protocol, sock=near)

@@ -213,7 +213,7 @@ async def test_large_writes_leave_at_once(loop):
 
 
 async def test_nothing_is_held_beyond_the_high_mark(loop):
-    """A high mark of 0 makes drain() wait until the kernel has taken all data, so nothing may be held."""
+    """With a high mark of 0, drain() returns only when the kernel has taken all data, so the loop must not hold any."""
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         transport.set_write_buffer_limits(high=0)
@@ -246,7 +246,7 @@ async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, 
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         if look is LOOKS["socket"]:
-            look(transport)  # the first call makes the object, and the second one gets the same object
+            look(transport)  # makes the socket object; the call below gets the same object
         transport.write(b"held, ")
         transport.write(b"both")
         assert peer.is_silent() == (loop_kind == "grapeshot")

@@ -320,7 +320,7 @@ def test_loops_in_two_threads(new_loop):
 # ---------------------------------------------------------------- the end of the run
 
 
-KEPT = pytest.mark.skip_on(uvloop="keeps what was written before the exception for the next run")
+KEPT = pytest.mark.skip_on(uvloop="data written before the exception is sent only in the next run")
 
 
 @pytest.mark.parametrize(

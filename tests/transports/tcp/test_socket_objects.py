@@ -32,7 +32,7 @@ class Nothing:
     """A class that makes no objects. The test puts it in the place of `socket.socket`, as a program may do."""
 
     def __init__(self, *args, **kwargs):
-        raise AssertionError("nobody can make one")
+        raise AssertionError("this class makes no objects")
 
 
 @pytest.mark.parametrize("kind", [Interrupted, Refusing])

@@ -20,7 +20,7 @@ def socket_of(transport) -> socket.socket:
 
 @pytest.mark.parametrize("is_connected", [False, True])
 async def test_sending_after_the_socket_was_closed(loop, is_connected):
-    """The protocol gets the error each time. The errors do not close the endpoint."""
+    """The protocol gets an error for each sendto(). The errors do not close the endpoint."""
     with raw_socket() as peer:
         address = peer.getsockname()
         options = {"remote_addr": address} if is_connected else {"local_addr": (HOST, 0)}

@@ -1,4 +1,4 @@
-"""create_unix_connection: paths, sockets, refusals, and the ends of such connections."""
+"""create_unix_connection: paths, sockets, refusals, and how such connections end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 //! The stream server: one recv and one send for each event, over TCP or unix, with or without OpenSSL in between.
 //!
-//! If a reply does not fit into the socket, the connection keeps the rest and reads nothing until the rest is sent, so
-//! that no data is lost and no buffer grows.
+//! If a reply does not fit into the socket, the connection keeps the rest and reads nothing until the rest is sent.
+//! So no data is lost, and the rest does not grow.
 
 use std::collections::HashMap;
 use std::io;

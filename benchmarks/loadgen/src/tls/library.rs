@@ -1,7 +1,7 @@
 //! The functions of OpenSSL 3 that this crate needs, from the libssl that is found at run time.
 //!
-//! The library is loaded, not linked. The build then needs no headers and is quick. The raw server can use the very
-//! library of CPython's `ssl` (the harness names it in `LOADGEN_LIBSSL`). The raw server is then as fast as that
+//! The library is loaded, not linked. The build then needs no headers and is quick. The raw server can use the same
+//! library as CPython's `ssl` (the harness names it in `LOADGEN_LIBSSL`). The raw server is then as fast as that
 //! library allows.
 //!
 //! Source: the manual pages ssl(7) and crypto(7) of OpenSSL 3.

@@ -36,8 +36,9 @@ struct Transit {
 /// To be called by OpenSSL only: the BIO's data must be a live [`Transit`], and `buffer` must have `length` bytes.
 unsafe extern "C" fn read(bio: Pointer, buffer: *mut c_char, length: c_int) -> c_int {
     let Ok(library) = library() else { return -1 };
-    // SAFETY: the session set its boxed transit as the data and outlives the BIO. Nothing else uses the transit during
-    // a call into OpenSSL, and the slice behind `incoming` is borrowed for all of that call.
+    // SAFETY: the session has set its boxed transit as the BIO's data, and frees the BIO before the transit. Nothing
+    // else uses the transit during a call into OpenSSL, and the slice behind `incoming` is borrowed for all of that
+    // call.
     unsafe {
         let transit = &mut *(library.BIO_get_data)(bio).cast::<Transit>();
         (library.BIO_clear_flags)(bio, BIO_READ_RETRY);

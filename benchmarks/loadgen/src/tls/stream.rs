@@ -21,7 +21,7 @@ pub(crate) struct TlsStream<S> {
     socket: S,
     session: Session,
     scratch: Scratch,
-    /// The amount of plaintext to encrypt before sending: one record, or all of a write.
+    /// How many bytes of plaintext are encrypted before any are sent: one record, or all of a write.
     sealed_at_once: usize,
     /// Whether the last read may have left data in the socket.
     may_hold_more: bool,
@@ -144,8 +144,8 @@ impl<S: Read + Write> Read for TlsStream<S> {
 }
 
 impl<S: Read + Write> Write for TlsStream<S> {
-    /// Accepts whole pieces of `sealed_at_once` bytes, perhaps only the first ones. If the ciphertext of an accepted
-    /// piece does not fit into the socket yet, `flush` sends the rest later.
+    /// Encrypts and sends the bytes in pieces of at most `sealed_at_once`, and may accept only the first pieces. If the
+    /// socket does not take all the ciphertext of an accepted piece now, `flush` sends the rest later.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if !self.session.is_established() {
             self.session.handshake()?;

@@ -63,7 +63,7 @@ mod system {
     /// An errno of `openat2(2)` or `open(2)`.
     pub fn open_now(path: &CStr, flags: c_int) -> io::Result<Option<RawFd>> {
         // With O_TMPFILE, O_CREAT or O_TRUNC the call may wait. With O_NOFOLLOW, the link in /proc (used below) cannot
-        // be opened. O_TMPFILE consists of several bits, one of which is O_DIRECTORY.
+        // be opened. O_TMPFILE contains the bit O_DIRECTORY, so all bits of O_TMPFILE must be compared.
         let is_temporary = flags & libc::O_TMPFILE == libc::O_TMPFILE;
         if is_temporary || flags & (libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW) != 0 {
             return Ok(None);
@@ -140,7 +140,7 @@ mod system {
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 mod system {
-    //! These systems have no such calls.
+    //! Other systems have no calls that give up instead of waiting for a disk.
 
     use std::ffi::{CStr, c_int};
     use std::io;

@@ -173,7 +173,7 @@ impl<T> Queue<T> {
         self.ring.is_some()
     }
 
-    /// A descriptor that is readable while calls may have ended. The queue owns it.
+    /// A descriptor that is readable when [`Self::take`] may have something to do. The queue owns the descriptor.
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.mailbox.fd()
@@ -320,7 +320,8 @@ impl<T> Queue<T> {
         if self.is_foreign() {
             return ended;
         }
-        // This drains the descriptor, so it must come before the ring is checked.
+        // This drains the descriptor. It must come before the ring is read: otherwise, the signal of a completion in
+        // between would be lost.
         for (ticket, outcome) in self.mailbox.take() {
             self.in_threads -= 1;
             self.end(ticket, outcome, &mut ended);
@@ -334,7 +335,7 @@ impl<T> Queue<T> {
         ended
     }
 
-    /// Begins the calls in one of the two queues of waiting calls, as long as there is room for them.
+    /// Begins the calls in one of the two lists of waiting calls, as long as there is room for them.
     fn begin_waiting(&mut self, waiting: fn(&mut Self) -> &mut VecDeque<u64>, ended: &mut Vec<Ended<T>>) {
         while let Some(&ticket) = waiting(self).front() {
             let Some(call) = self.calls.get(&ticket).map(|entry| entry.call) else {

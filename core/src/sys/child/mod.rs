@@ -63,7 +63,7 @@ impl ExitWatch {
     /// Watches the child process `pid` of this process.
     ///
     /// # Errors
-    /// `ESRCH` if there is no such process any more (except with the waiting thread), `EMFILE` or `ENFILE`.
+    /// `ESRCH` if there is no such process any more (but not where a thread waits for the child), `EMFILE` or `ENFILE`.
     pub fn new(pid: libc::pid_t) -> io::Result<Self> {
         Ok(Self::of(watch(pid)?, pid))
     }
@@ -76,8 +76,8 @@ impl ExitWatch {
         }
     }
 
-    /// Whether the descriptor still refers to the file that was opened. If other code has closed it, its number is
-    /// free or refers to another file.
+    /// Whether the descriptor still refers to the file that was opened. If other code has closed the descriptor, its
+    /// number is free or refers to another file.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.file.is_some() && file_of(self.fd()) == self.file

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use crate::sys::signals::nonblocking_pipe;
 use crate::sys::thread;
 
-/// The thread makes only a few nested calls, and has no buffers.
+/// Enough for a thread that makes only a few nested calls and has no buffers.
 const STACK_LEN: usize = 64 * 1024;
 
 pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {

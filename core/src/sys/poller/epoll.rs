@@ -48,7 +48,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Space for `capacity` events of one wait (at least one). The next wait returns the events that did not fit.
+    /// Space for `capacity` events of one wait (0 means one). The next wait returns the events that did not fit.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         // The kernel counts in an int, and refuses more than INT_MAX / size_of::<epoll_event>().

@@ -1,8 +1,8 @@
 //! The poller over kqueue, for macOS and the BSDs. [`super`] has its contract.
 //!
 //! kqueue watches the two directions of an fd as two filters. This module does not remember which filters are
-//! registered. To set an interest, one call adds the wanted filters and deletes the others. One wait can return an fd
-//! in two events.
+//! registered, so the call that sets an interest adds the wanted filters and deletes the others. One wait can return an
+//! fd in two events.
 //!
 //! `EV_EOF` on the read filter, if there is no error, only means that the peer will not send more data. The next read
 //! finds that out anyway. `EV_EOF` on the write filter, or with an error on the read filter, means that the connection
@@ -54,7 +54,7 @@ unsafe impl Send for Events {}
 unsafe impl Sync for Events {}
 
 impl Events {
-    /// Space for `capacity` events of one wait (at least one). The next wait returns the events that did not fit.
+    /// Space for `capacity` events of one wait (0 means one). The next wait returns the events that did not fit.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         Self {

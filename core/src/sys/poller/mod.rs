@@ -22,6 +22,9 @@
 //!     the call waits at least that many nanoseconds, counted from `began_ns` or from the call, unless an fd becomes
 //!     ready. The caller has usually just read the clock, and passes `began_ns` so that the poller need not read it
 //!     again. A signal ends the wait with `ErrorKind::Interrupted`.
+//!
+//! The poller must also follow these rules:
+//!
 //! - [`Interest::NONE`] removes the fd. If the fd stayed in the poller, a hangup would keep the loop busy, although
 //!   nobody reads from the fd or writes to it.
 //! - [`Interest::on_change`] asks for an event when the state changes, instead of events for as long as the state

@@ -259,7 +259,8 @@ fn text_in(buffer: &[u8]) -> CString {
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod hosts {
-    //! The older functions, in the forms that are safe in several threads. The libc crate does not declare them.
+    //! The forms of `gethostbyname` and `gethostbyaddr` that are safe in several threads. The libc crate does not
+    //! declare them.
 
     use std::ffi::{CStr, CString, c_char, c_int, c_void};
     use std::{ptr, slice};

@@ -90,7 +90,7 @@ impl Resolver {
         self.lookups.lock().forget(ticket);
     }
 
-    /// Removes and returns what has arrived, in the order of arrival, each with its ticket.
+    /// Removes and returns the outcomes that have arrived, in the order of arrival, each with its ticket.
     #[must_use]
     pub fn take(&self) -> Vec<(u64, Arc<Outcome>)> {
         self.mailbox.take()
@@ -106,7 +106,8 @@ struct Lookups {
 
 #[derive(Default)]
 struct State {
-    /// Questions that no thread looks up yet. May contain questions that nobody asks any longer, and repetitions.
+    /// The questions to look up. The queue may contain a question more than once, and questions that nobody asks any
+    /// longer.
     queue: VecDeque<Arc<Question>>,
     /// How many jobs no thread has begun. Each job takes one question from the queue.
     jobs: usize,
@@ -172,7 +173,8 @@ impl Lookups {
         let is_new = state.join(&question, ticket, mailbox, max_age);
         if is_new {
             state.queue.push_back(question);
-            // When forgotten questions are removed from the queue, their jobs stay, and such a job takes this question.
+            // When forgotten questions are removed from the queue, their jobs stay. If there is such a job, it takes
+            // this question, and no new job is needed.
             if state.jobs < state.queue.len() {
                 self.threads
                     .push(Box::new(|| self.answer_next()))

@@ -4,8 +4,8 @@
 //! pending, a further one costs one atomic exchange and no system call. The loop's thread creates and drains the
 //! waker. [`Waker::wake`] may run in any thread and in signal handlers.
 //!
-//! The file of each operating system must provide `Waker`, which is close-on-exec and `Sync` and uses `Pending`. It has
-//! the functions `new()`, `fd()`, `wake()` and `drain()`, which are documented in the files.
+//! The file of each operating system must provide `Waker`, a `Sync` type with the functions `new()`, `fd()`, `wake()`
+//! and `drain()`, which are documented in the files. Its descriptors are close-on-exec, and it uses `Pending`.
 //!
 //! ```text
 //!   any thread                                loop's thread
@@ -47,7 +47,7 @@ impl Pending {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// Records that the fd is empty. After this call, the caller sees all work whose wake was recorded before it.
+    /// Records that the fd is empty. The caller then sees all work whose wake was recorded before this call.
     #[inline]
     fn clear(&self) {
         self.0.swap(false, Ordering::AcqRel);
@@ -64,7 +64,7 @@ mod tests {
     use super::{Waker, pipe};
     use crate::sys::poller::{Events, Interest, Poller, Token};
 
-    /// Far longer than any wait on a loaded machine. After a lost wake the test fails instead of hanging.
+    /// Far longer than any wait on a loaded machine. It makes a test fail after a lost wake instead of hanging.
     const CAP_NS: Option<u64> = Some(60_000_000_000);
 
     /// The functions of a waker, so that each test can run with every implementation.

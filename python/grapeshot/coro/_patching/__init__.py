@@ -3,8 +3,8 @@
 Each part has a module with a function ``patch()``. Most of them replace names through ``_originals.replace``; some
 change a class or an object. A replacement works everywhere: called in a coro, it waits as coros do; elsewhere, it does
 what the original does. asyncio, the executors of concurrent.futures, the import system and grapeshot itself keep the
-originals (``_originals``). The parts ``futures`` and ``to_thread``, which have to be named, change executors and
-asyncio.
+originals (``_originals``). Only the parts ``futures`` and ``to_thread`` change executors and asyncio; they are patched
+only if the caller of ``patch()`` names them.
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ _lock = real_rlock()
 
 
 class PatchWarning(RuntimeWarning):
-    """Modules that were imported before :func:`patch` hold originals of names that it replaces, or the part
-    ``to_thread`` has no effect.
-    """
+    """Warns that modules imported before :func:`patch` held originals, or that the part ``to_thread`` has no effect."""
 
 
 def _choose(parts: tuple[str, ...], switches: dict[str, bool]) -> list[str]:
@@ -109,7 +107,7 @@ def patch(*parts: str, **switches: bool) -> None:
     Outside of coros, the patched functions do what the originals do, and block.
 
     Warns:
-        PatchWarning: modules that were imported earlier hold originals, for example by ``from time import sleep``.
+        PatchWarning: modules that were imported earlier hold originals, for example after ``from time import sleep``.
             Such names are replaced, and so are module-level locks that no code holds and to which nothing else refers.
             Other locks, and classes that inherit from an original, cannot be changed. The warning lists the names that
             were replaced, and the locks and classes that could not be changed. Another warning comes the first

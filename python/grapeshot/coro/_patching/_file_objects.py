@@ -1,4 +1,4 @@
-"""File objects for pipes, sockets and terminals, which several coros may use at the same time, as threads may.
+"""File objects for pipes, sockets and terminals, which several coros may use at the same time.
 
 The classes derive from the classes of :mod:`io`. Only one coro at a time can be in the methods that read, and only one
 in a buffer's methods that write. So one coro can read while another one writes (see ``_shared_reads``).
@@ -192,8 +192,8 @@ def read_all_raw(raw: Any) -> Any:
 class PipeFile(io.FileIO):
     """The raw file of a pipe, a socket or a terminal. Other coros run while a coro waits for a read or a write."""
 
-    # True if a BufferedWriter uses this file: it calls `write` again with the rest, so `write` may write a part of the
-    # data. Otherwise `write` writes everything.
+    # True if a BufferedWriter uses this file. The writer calls `write` again with the rest, so `write` may write only a
+    # part of the data. Otherwise `write` writes everything.
     _writes_parts = False
 
     def __init__(self, *args: Any) -> None:

@@ -82,8 +82,8 @@ def _make_class() -> type:
 def patch() -> None:
     """Replace the class. asyncio, grapeshot and InterpreterPoolExecutor keep the original, with real threads."""
     with contextlib.suppress(ImportError):
-        # A call in another interpreter blocks its thread, which must therefore be a real one. So import the module of
-        # InterpreterPoolExecutor (Python 3.14 and later) first: the class then derives from the original.
+        # A call in another interpreter blocks its thread, so InterpreterPoolExecutor (Python 3.14 and later) needs real
+        # threads. Import its module first: InterpreterPoolExecutor then derives from the original class.
         importlib.import_module("concurrent.futures.interpreter")
     kind = _make_class()
     concurrent.futures.ThreadPoolExecutor  # noqa: B018  # the package sets this name when it is first looked up

@@ -1,7 +1,7 @@
 """The objects with which threading waits for the end of a thread: handles (Python 3.13 and later) or sentinel locks.
 
-Each thread has a lock, which is held from the thread's start to its end. To join the thread, acquire the lock and
-release it again: a coro then waits, and a real thread blocks.
+Each thread has a lock, which is held from the thread's start to its end. A join acquires the lock and releases it
+again. If the lock is held, a coro waits for it, and a real thread blocks.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _is_free(lock: Any) -> bool:
     if not lock.acquire(False):
         return False
     lock.release()
-    # An RLock can be acquired even if this thread holds it already.
+    # acquire() also succeeds on an RLock that this thread already holds. Such an RLock is not free.
     return type(lock) is _RealLock or not lock._is_owned()
 
 

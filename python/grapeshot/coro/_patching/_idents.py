@@ -1,7 +1,7 @@
 """Patches functions that pass the ident of a thread to the C library, which does not check it.
 
-In a coro ``threading.get_ident()`` returns the coro's id. These functions translate it to the ident of the real thread
-that runs the coro.
+In a coro ``threading.get_ident()`` returns the coro's id. The replacements translate this id to the ident of the real
+thread that runs the coro.
 """
 
 from __future__ import annotations

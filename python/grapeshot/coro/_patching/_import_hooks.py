@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # module -> the function to call after each import of the module, once the module's names have been replaced
 _calls: dict[str, Callable[[Any], None]] = {}
-# The modules for which _Finder is asking the other finders now. Asked for one of these, it finds nothing itself.
+# The modules for which _Finder is asking all finders now. When it asks itself for one of these, it finds nothing.
 _finding: set[str] = set()
 # Held while _Finder changes its place in sys.meta_path.
 _moving = real_rlock()
@@ -75,7 +75,8 @@ def after_import(module_name: str, call: Callable[[Any], None]) -> None:
     _calls[module_name] = call
     module = sys.modules.get(module_name)
     if getattr(getattr(module, "__spec__", None), "_initializing", False):
-        # Another thread is importing the module: wait for that. The import may have begun too early to call `call`.
+        # Another thread is importing the module: wait for that. If the import began before `call` was registered, the
+        # import does not call it.
         _bootstrap._lock_unlock_module(module_name)  # type: ignore[attr-defined]
         module = sys.modules.get(module_name)
     if module is not None:

@@ -8,8 +8,8 @@ the same when two threads wait for each other.
 
 - A task or callback of the loop cannot wait for a coro, so it gets the module as it is.
 - If another real thread is importing the module, the coro blocks its own thread, and the loop, until that thread is
-  done. If that thread in turn waits for the loop, this is a deadlock. To avoid it, import the module in the loop's
-  thread, or earlier.
+  done. If that thread in turn waits for the loop, this is a deadlock. To avoid it, import the module before the loop
+  runs, or only in the loop's thread.
 """
 
 from __future__ import annotations

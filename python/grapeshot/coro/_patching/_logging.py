@@ -28,7 +28,7 @@ def patch(logging: Any) -> None:
         if lock is None or _core._coro_can_wait():
             return original(self, record)
         if lock.acquire(False):
-            # No coro of this thread can take the lock before the original does.
+            # No coro of this thread can run and take the lock before the original acquires it.
             lock.release()
             return original(self, record)
         if not _core._coro_begins_thread():

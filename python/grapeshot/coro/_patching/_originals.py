@@ -122,7 +122,7 @@ def is_keeper(module_name: str) -> bool:
 
 
 def give_views() -> None:
-    """Put views into all keepers that were imported, except this package, in place of the patched modules."""
+    """In all imported keepers except this package, replace the patched modules by their views."""
     for module_name, module in list(sys.modules.items()):
         if not is_keeper(module_name) or module_name in _PATCHED or module_name.startswith(__package__):
             continue

@@ -61,7 +61,7 @@ def _until_possible(call: Callable[..., Any], fd: int, mask: int, *args: Any) ->
 
 
 def read(fd: int, length: int, /) -> bytes:
-    """Read from a file descriptor. Other coros run while it waits for data of a pipe, a socket or a terminal."""
+    """Read from a file descriptor. Other coros run while the call waits for data of a pipe, socket or terminal."""
     fd, length = _number(fd), _number(length)
     if length <= 0 or not _waits.can_wait() or not _waits.may_block(fd):
         return _until_possible(_read, fd, _waits.READABLE, length)  # type: ignore[no-any-return]
@@ -82,7 +82,7 @@ def read_into_as_coro(fd: int, octets: memoryview) -> int:
 
 
 def readv(fd: int, buffers: Sequence[Any], /) -> int:
-    """Read from a file descriptor into a sequence of mutable bytes-like objects. Other coros run while it waits."""
+    """Read from a file descriptor into mutable bytes-like objects. Other coros run while the call waits."""
     fd = _number(fd)
     if _waits.can_wait() and _waits.may_block(fd):
         _check(_readv, buffers)
@@ -103,7 +103,7 @@ def _scatter(data: bytes, views: list[memoryview]) -> int:
 
 
 def readinto(fd: int, buffer: Any, /) -> int:
-    """Read into a buffer from a file descriptor. Other coros run while it waits."""
+    """Read into a buffer from a file descriptor. Other coros run while the call waits."""
     fd = _number(fd)
     if _waits.can_wait() and _waits.may_block(fd):
         _check(_readinto, buffer)
@@ -114,7 +114,7 @@ def readinto(fd: int, buffer: Any, /) -> int:
 
 
 def write(fd: int, data: Any, /) -> int:
-    """Write all of the bytes to a file descriptor. Other coros run while it waits for room."""
+    """Write all of the bytes to a file descriptor. Other coros run while the call waits for room."""
     fd = _number(fd)
     if not _waits.can_wait() or not _waits.may_block(fd):
         return _until_possible(_write, fd, _waits.WRITABLE, data)  # type: ignore[no-any-return]
@@ -124,7 +124,7 @@ def write(fd: int, data: Any, /) -> int:
 
 
 def writev(fd: int, buffers: Sequence[Any], /) -> int:
-    """Write all of the buffers to a file descriptor. Other coros run while it waits for room."""
+    """Write all of the buffers to a file descriptor. Other coros run while the call waits for room."""
     fd = _number(fd)
     if not _waits.can_wait() or not _waits.may_block(fd):
         return _until_possible(_writev, fd, _waits.WRITABLE, buffers)  # type: ignore[no-any-return]
@@ -154,7 +154,7 @@ def _write_all(fd: int, data: memoryview) -> int:
 
 
 def sendfile(out_fd: int, in_fd: int, offset: Any, count: int) -> int:
-    """Copy bytes from a file to a descriptor. Other coros run while it waits for room."""
+    """Copy bytes from a file to a descriptor. Other coros run while the call waits for room."""
     out_fd = _number(out_fd)
     if not _waits.can_wait() or not _waits.may_block(out_fd):
         return _until_possible(_sendfile, out_fd, _waits.WRITABLE, in_fd, offset, count)  # type: ignore[no-any-return]
@@ -162,7 +162,7 @@ def sendfile(out_fd: int, in_fd: int, offset: Any, count: int) -> int:
     _waits.act()
     while True:
         if os.get_blocking(out_fd):
-            # sendfile() has no flag for a nonblocking call, so a real thread makes it.
+            # sendfile() has no flag against blocking, so the call is made in a real thread.
             _waits.wait_for_descriptor(out_fd, _waits.WRITABLE, None)
             return _handles.call_in_real_thread(lambda: _sendfile(out_fd, in_fd, offset, count))  # type: ignore[no-any-return]
         try:
@@ -182,7 +182,7 @@ def write_some(fd: int, data: Any) -> int:
 
 
 def _wait_for_child(kind: int, ident: int, options: int) -> None:
-    """Wait until a child has a state that ``waitid`` would return, without fetching that state."""
+    """Wait until a child has a state that ``waitid`` would return. The caller can still fetch that state afterwards."""
     states = options & (_WSTOPPED | _WCONTINUED | _WEXITED)
     if kind == os.P_PID and states == _WEXITED:
         try:
@@ -198,7 +198,7 @@ def _wait_for_child(kind: int, ident: int, options: int) -> None:
             return
 
     def wait() -> None:
-        # With WNOWAIT the call does not fetch the status. Errors are ignored: the caller's next call gets them, too.
+        # With WNOWAIT the call does not fetch the state. Errors are ignored: the caller's next call gets them, too.
         try:
             _waitid(kind, ident, states | _WNOWAIT)
         except OSError:
@@ -232,33 +232,33 @@ def _is_wait(options: object) -> bool:
 
 
 def waitpid(pid: int, options: int, /) -> tuple[int, int]:
-    """Wait for completion of a given child process. Other coros run while it waits."""
+    """Wait for completion of a given child process. Other coros run while the call waits."""
     if not _is_wait(options) or not isinstance(pid, int):
         return _waitpid(pid, options)
     return _until_there(lambda options: _waitpid(pid, options), pid, options)  # type: ignore[no-any-return]
 
 
 def wait() -> tuple[int, int]:
-    """Wait for completion of a child process. Other coros run while it waits."""
+    """Wait for completion of a child process. Other coros run while the call waits."""
     return waitpid(-1, 0)
 
 
 def wait3(options: int) -> Any:
-    """Wait for completion of a child process. Other coros run while it waits."""
+    """Wait for completion of a child process. Other coros run while the call waits."""
     if not _is_wait(options):
         return _wait3(options)
     return _until_there(_wait3, -1, options)
 
 
 def wait4(pid: int, options: int) -> Any:
-    """Wait for completion of a specific child process. Other coros run while it waits."""
+    """Wait for completion of a specific child process. Other coros run while the call waits."""
     if not _is_wait(options) or not isinstance(pid, int):
         return _wait4(pid, options)
     return _until_there(lambda options: _wait4(pid, options), pid, options)
 
 
 def waitid(idtype: int, ident: int, options: int, /) -> Any:
-    """Wait for the status of one or more child processes. Other coros run while it waits."""
+    """Wait for the status of one or more child processes. Other coros run while the call waits."""
     if not _is_wait(options):
         return _waitid(idtype, ident, options)
     while True:
@@ -269,7 +269,7 @@ def waitid(idtype: int, ident: int, options: int, /) -> Any:
 
 
 def system(command: Any) -> int:
-    """Execute the command in a subshell. Other coros run while it waits."""
+    """Execute the command in a subshell. Other coros run while the call waits."""
     if not _waits.can_wait():
         return _system(command)
     return _handles.call_in_real_thread(lambda: _system(command))  # type: ignore[no-any-return]

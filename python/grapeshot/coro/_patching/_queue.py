@@ -64,6 +64,6 @@ def patch() -> None:
         _originals.show("queue", name, _originals.clone_class(getattr(queue, name), names))
     _originals.replace("_queue", "SimpleQueue", _core.thread_queue)
     _originals.replace("queue", "SimpleQueue", _core.thread_queue)
-    # Even after a reload, the module must have the same class Empty, which the queues raise and programs have imported.
+    # Even after a reload, `_queue` must have the same class Empty: the queues raise it, and programs have imported it.
     _import_hooks.after_import("_queue", lambda module: setattr(module, "Empty", Empty))
     _import_hooks.after_import("queue", _patch_queues)

@@ -44,7 +44,7 @@ def _fd_of(file: Any) -> Any:
 
 
 class _Files:
-    """One of the three lists for ``select``. The list is read only once, and so is the descriptor of each file."""
+    """One of the three lists for ``select``. Iterates the list once, and asks each file once for its descriptor."""
 
     def __init__(self, files: Any) -> None:
         if not hasattr(type(files), "__iter__") and not hasattr(type(files), "__getitem__"):
@@ -79,7 +79,7 @@ def _select_now(files: tuple[_Files, _Files, _Files]) -> tuple[list[Any], list[A
 
 
 def _select_open(files: tuple[_Files, _Files, _Files]) -> Any:
-    """Like :func:`_select_now`, for use after other code has closed descriptors during the wait.
+    """Like :func:`_select_now`, but some of the descriptors may have been closed by other code during the wait.
 
     The original ``select`` goes on waiting for the open descriptors. When one of them is ready, it reports the closed
     ones as well.
@@ -90,7 +90,7 @@ def _select_open(files: tuple[_Files, _Files, _Files]) -> Any:
 
 
 def select(rlist: Any, wlist: Any, xlist: Any, timeout: Any = None, /) -> tuple[list[Any], list[Any], list[Any]]:
-    """Wait until one or more file descriptors are ready for some kind of I/O. Other coros run while it waits."""
+    """Wait until one or more file descriptors are ready for some kind of I/O. Other coros run while the call waits."""
     if not _waits.can_wait():
         return _select(rlist, wlist, xlist, timeout)
     if not _is_limit(timeout):
@@ -150,7 +150,7 @@ class _Polling:
         del self._masks[_fd_of(fd)]
 
     def poll(self, timeout: Any = None, /) -> list[tuple[int, int]]:
-        """Wait for events; ``timeout`` is in milliseconds. Other coros run while it waits."""
+        """Wait for events; ``timeout`` is in milliseconds. Other coros run while the call waits."""
         if self._is_polling:
             raise RuntimeError("concurrent poll() invocation")
         self._is_polling = True
@@ -241,7 +241,7 @@ class epoll:  # noqa: N801
         self.close()
 
     def poll(self, timeout: Any = None, maxevents: int = -1) -> list[tuple[int, int]]:
-        """Wait for events; ``timeout`` is in seconds. Other coros run while it waits."""
+        """Wait for events; ``timeout`` is in seconds. Other coros run while the call waits."""
         own = self._epoll
         if not _waits.can_wait():
             return own.poll(timeout, maxevents)  # type: ignore[no-any-return]

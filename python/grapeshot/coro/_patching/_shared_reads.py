@@ -27,7 +27,7 @@ new_lock = _core.thread_rlock
 
 
 def wait_for(lock: Any, file: object) -> None:
-    """Wait for the lock of a file, which a coro or thread holds."""
+    """Acquire the lock of a file, after waiting for the coro or thread that holds the lock."""
     if not _waits.can_wait() and _is_among_coros():
         # This is a task or callback in the loop's thread: if it blocked, the coro that holds the lock could not go on.
         raise RuntimeError(

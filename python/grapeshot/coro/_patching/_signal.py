@@ -2,8 +2,8 @@
 
 As always, signal handlers run in the main thread between two instructions, no matter which coro or part of the loop is
 running there. In a plain program, an exception that a handler raises interrupts whatever the program is waiting for. To
-keep this, an exception that comes while another coro or the loop is running is passed to the coro that set the handler,
-and is raised where that coro waits.
+preserve this, an exception that a handler raises while another coro or the loop is running is passed to the coro that
+set the handler, and is raised where that coro waits.
 
 ``sigwait`` and similar functions let other coros run. Python has no descriptor that reports blocked signals, so these
 functions ask again and again whether a signal has come.
@@ -42,7 +42,7 @@ def _deliver(number: int, frame: Any) -> None:
     if handler is None:
         return
     for _ in range(len(_pausing)):
-        with contextlib.suppress(IndexError):  # a coro of another thread was interrupted, and is no longer in the list
+        with contextlib.suppress(IndexError):  # in another thread, an interrupted coro has removed its lock
             _pausing.pop(0).release()
     try:
         handler(number, frame)
@@ -56,7 +56,8 @@ def _deliver(number: int, frame: Any) -> None:
 def signal(signalnum: Any, handler: Any, /) -> Any:
     """Set the action for the given signal.
 
-    If the handler raises an exception, it is raised in the coro that has called this function, where the coro waits.
+    An exception that the handler raises is passed to the coro that has called this function, and raised where that
+    coro waits.
     """
     if not callable(handler) or handler in (_module.SIG_IGN, _module.SIG_DFL):
         before = _signal(signalnum, handler)
@@ -75,7 +76,7 @@ def getsignal(signalnum: Any, /) -> Any:
 
 
 def pause() -> None:
-    """Wait until a signal arrives whose handler was set after patching. Other coros run while it waits."""
+    """Wait until a signal arrives whose handler was set after patching. Other coros run while the call waits."""
     if not _waits.can_wait():
         _pause()
         return
@@ -103,7 +104,7 @@ def _poll_signals(sigset: Any, limit_s: float | None) -> Any:
 
 
 def sigtimedwait(sigset: Any, timeout: Any, /) -> Any:
-    """Wait for one of the signals, for at most ``timeout`` seconds. Other coros run while it waits."""
+    """Wait for one of the signals, for at most ``timeout`` seconds. Other coros run while the call waits."""
     if not _waits.can_wait() or not isinstance(timeout, (int, float)) or not timeout >= 0:
         return _sigtimedwait(sigset, timeout)
     return _poll_signals(sigset, timeout)

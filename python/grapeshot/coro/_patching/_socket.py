@@ -30,7 +30,7 @@ _recvmsg, _recvmsg_into = CoroSocket.recvmsg, CoroSocket.recvmsg_into
 _send, _sendto, _sendmsg = CoroSocket.send, CoroSocket.sendto, CoroSocket.sendmsg
 _wait, _setblocking = CoroSocket._wait, CoroSocket.setblocking
 _fileno, _detach = CoroSocket.fileno, CoroSocket.detach
-# The class below socket.socket. Its methods never wait on a patched socket, because the descriptor is nonblocking.
+# The base class of socket.socket. Its methods never wait on a patched socket, because the descriptor is nonblocking.
 _plain = _socket.socket
 # The module `io` as makefile() sees it, with our file classes.
 _files = types.ModuleType("io", io.__doc__)
@@ -106,7 +106,7 @@ class SharedWaits(CoroSocket):
     )
 
     def _is_plain(self, flags: Any) -> bool:
-        """Whether a call that receives never waits and finds all its data in the kernel."""
+        """Whether a call that receives never waits, and all of its data is in the kernel (none in ``_unread``)."""
         return _is_at_once(flags) and not getattr(self, "_unread", b"")
 
     def accept(self) -> tuple[Any, Any]:

@@ -51,12 +51,12 @@ def _forget(number: int, known: object) -> None:
 
 
 def is_blocking(number: int) -> bool:
-    """Whether the descriptor belongs to a patched socket without a timeout, so that calls are expected to block."""
+    """Whether the descriptor belongs to a patched socket without a timeout. Programs expect its calls to block."""
     known = _known.get(number)
     if known is None:
         return False
     if isinstance(known, int):
-        # The inode numbers of sockets come from a counter, so a number is not used again soon.
+        # The inode numbers of sockets come from a counter, so the inode number of a closed socket is not reused soon.
         if _fstat(number).st_ino == known:
             return True
         _forget(number, known)

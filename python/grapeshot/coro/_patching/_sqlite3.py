@@ -304,7 +304,7 @@ class Connection(sqlite3.Connection):
         if self._now_ms is now_ms:
             now_ms[0] = limit_ms
         else:
-            # Another thread has changed it at the same time. Nobody knows which change was the last one.
+            # Another thread has set the timeout at the same time, so it is unknown which value is in effect now.
             self._now_ms = [None]
 
     @contextlib.contextmanager

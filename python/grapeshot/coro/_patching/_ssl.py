@@ -1,7 +1,7 @@
 """The part ``ssl`` of :func:`grapeshot.coro.patch`: sockets of an ``SSLContext`` let other coros run while they wait.
 
-The name ``ssl.SSLSocket`` is not replaced, because the module ``ssl`` itself uses it. The class in this module derives
-from that class.
+The name ``ssl.SSLSocket`` is not replaced, because the module ``ssl`` itself uses it. Instead, contexts make sockets of
+the class in this module, which derives from ``ssl.SSLSocket``.
 """
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ SSLSocket.__module__ = "ssl"
 
 
 def patch() -> None:
-    """Make contexts use this class for their sockets."""
+    """Make contexts use the class of this module for their sockets."""
     ssl.SSLContext.sslsocket_class = SSLSocket

@@ -1,7 +1,7 @@
 """The part ``stdin`` of :func:`grapeshot.coro.patch`: other coros run while one waits for input.
 
 It patches ``sys.stdin`` and ``input()``. The interpreter's own stream objects stay, because they may have data in their
-buffers. Their methods that wait are replaced by attributes of these objects.
+buffers. Attributes that are set on these objects replace their methods that wait.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_line(prompt: object = "", /) -> str:
 
 
 def _raw_of(stdin: Any) -> Any:
-    """Return the raw file of ``sys.stdin``, or None if that was replaced by an object of another class."""
+    """Return the raw file below ``stdin``, or None if ``stdin`` is not of the interpreter's classes."""
     buffer = stdin.buffer if type(stdin) is io.TextIOWrapper else None
     raw = buffer.raw if type(buffer) is io.BufferedReader else None
     return raw if type(raw) is io.FileIO else None

@@ -1,11 +1,11 @@
 """The part ``stdout`` of :func:`grapeshot.coro.patch`: other coros run while one waits for the reader of its output.
 
 It patches ``sys.stdout`` and ``sys.stderr``. The interpreter's own stream objects stay, because they may have data in
-their buffers. Their methods that wait are replaced by attributes of these objects.
+their buffers. Attributes that are set on these objects replace their methods that wait.
 
-Callbacks of the loop and finalizers may print while a coro waits. So a coro must not wait inside of the buffer, which
-has a lock that belongs to the thread. Instead, the raw file writes as much as it can without waiting, and the coro
-waits between two calls of the buffer.
+Callbacks of the loop and finalizers may print while a coro waits. The buffer has a lock that belongs to the thread, so
+such a print would fail as a reentrant call if the coro waited inside the buffer. Instead, the raw file writes as much
+as it can without waiting, and the coro waits between two calls of the buffer.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class _Outlet:
         # The coro that calls the buffer now, and whether the raw file had no room.
         self._writer: Any = None
         self._is_full = False
-        # Data that interrupted writes have left. It is kept here, because text streams drop data once they have passed
-        # it on to the buffer.
+        # Data that interrupted writes have not written. It is kept here, because text streams drop data once they have
+        # passed it on to the buffer.
         self._left: list[bytes] = []
         changed: Any = buffer
         changed.write, changed.flush = self.write, self.flush
@@ -102,9 +102,10 @@ class _Outlet:
 
     def _write_left(self, write: Callable[[Any], object]) -> None:
         while True:
+            # No check before `pop`: a callback in another thread may take the data without the lock.
             try:
                 data = self._left.pop(0)
-            except IndexError:  # a callback in another thread, which does not wait for the lock, may take the data, too
+            except IndexError:
                 return
             write(data)
 
@@ -168,7 +169,7 @@ def _write_alone(text: Any) -> None:
             if is_held or not isinstance(data, str):
                 return method(data)  # type: ignore[no-any-return]
             # Another call of the method is under way, usually in a coro that waits. The stream would lose text that is
-            # passed to it meanwhile, so this text goes to the buffer below the stream.
+            # passed to it meanwhile, so `data` goes to the buffer below the stream.
             text.buffer.write(data.encode(text.encoding, text.errors))
             if text.line_buffering and "\n" in data:
                 text.buffer.flush()

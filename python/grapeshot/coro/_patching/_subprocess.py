@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _lend_before(method: Callable[..., Any], files: Callable[..., Any]) -> Callable[..., Any]:
-    """Patch a method of ``Popen``: first put patched sockets that the child inherits into blocking mode."""
+    """Patch a method of ``Popen``: it first puts patched sockets that the child inherits into blocking mode."""
 
     @functools.wraps(method)
     def lend(self: Any, *args: Any, **kwargs: Any) -> Any:

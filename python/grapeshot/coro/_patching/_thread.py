@@ -102,8 +102,8 @@ def end_main() -> None:
 def enumerate_threads() -> list[threading.Thread]:
     """Return all Thread objects that are alive.
 
-    While a coro stands for the main thread, the main thread has two idents: the coro's id, and the real one for code of
-    the loop.
+    While a coro stands for the main thread, ``threading._active`` has the main thread twice: under the coro's id, and
+    under the real ident, which code of the loop sees. The result has it once.
     """
     module: Any = threading
     with module._active_limbo_lock:
@@ -160,17 +160,19 @@ def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Run
     """Start a thread that is a coro. ``is_daemon`` is ignored if there is a Thread object, which has its own flag."""
     thread = getattr(function, "__self__", None)
     name = getattr(thread, "name", None) if isinstance(thread, threading.Thread) else None
-    # Like a thread, it begins with an empty context (from Python 3.14 on, threading itself sets one), and asyncio sees
-    # no running loop in it.
+    # Like a real thread, the coro begins with an empty context (from Python 3.14 on, threading then sets a context
+    # itself), and asyncio sees no running loop in it.
     coro = spawn_hiding(_run, function, args, kwargs, running, name=name, context=contextvars.Context())
     inherited = getattr(thread, "_context", None)
     if isinstance(inherited, contextvars.Context):
-        # Free-threaded builds copy the context of the caller, who may be in a run of a borrowed loop.
+        # In free-threaded builds, `inherited` is a copy of the caller's context. The caller may belong to a run of a
+        # borrowed loop, but the new thread does not.
         _borrowing.leave_run(inherited)
     if thread.daemon if isinstance(thread, threading.Thread) else is_daemon:
         coro._make_daemon()
     _running.add(coro)
-    # If the loop is closed before the coro has run, _run() is never called, so note the end of the thread here, too.
+    # If the loop is closed before the coro has run, _run() is never called. So this callback, too, records that the
+    # thread has ended.
     coro.add_done_callback(lambda _: _note_end(coro, running), context=contextvars.Context())
     if isinstance(thread, threading.Thread) and _current_or_none() is None:
         # Thread.start() waits until the new thread is running. A coro cannot run before this task or callback returns,
@@ -535,8 +537,8 @@ def patch() -> None:
     """Replace the names.
 
     ``_active_limbo_lock`` and ``_shutdown_locks_lock`` of threading stay real locks. A coro cannot be suspended while
-    it holds one of them, so no thread waits for them for long. Also, the start of a real thread acquires the first one,
-    and must not let other coros run.
+    it holds one of them, so no thread waits for them for long. Also, the start of a real thread acquires
+    ``_active_limbo_lock``, and must not let other coros run.
     """
     import concurrent.futures.process  # noqa: F401
 

@@ -87,8 +87,8 @@ def _patch_anyio(module: Any) -> None:
     module.WorkerThread._grapeshot_is_real = True
     if type(module.threadlocals) is _real_local:
         # anyio was imported before patch(), so coros would share the attributes of its thread-local object: replace it.
-        # No worker thread of anyio needs the old one: either no such thread has begun yet, or these threads end with
-        # their loop.
+        # A running worker thread of anyio would need the old object. No such thread should be running: patch() belongs
+        # at the beginning of a program, and these threads end with their loop.
         old, new = module.threadlocals, threading.local()
         for name, holder in list(sys.modules.items()):
             if name.startswith("anyio.") and vars(holder).get("threadlocals") is old:
@@ -138,7 +138,7 @@ def _call_for_anyio(
 
 
 class _Executor:
-    """``SyncToAsync._executor``. For functions that can run in coros, None is replaced by an executor for coros."""
+    """``SyncToAsync._executor``. A function that can run in a coro gets an executor for coros instead of None."""
 
     def __get__(self, sync_to_async: Any, kind: type | None = None) -> Any:
         if sync_to_async is None:

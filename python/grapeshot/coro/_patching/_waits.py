@@ -2,9 +2,9 @@
 
 In the fd table of the loop, a descriptor has only one entry per direction. Blocking code has no such limit: two threads
 may read from one pipe, or one may call ``select`` for a socket from which another one receives. So a wait here
-registers its descriptors with an epoll object of its own, and waits on that. The registration is edge-triggered, so an
-event may be out of date when the wait returns. Therefore the caller then repeats its own system call, which reports the
-present state of the descriptors.
+registers its descriptors with an epoll object of its own, and waits on that. When the wait returns, the event may
+already be gone, for instance because another coro has read the data. So the caller then repeats its own system call,
+which reports the present state of the descriptors.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def note_poll() -> None:
 
 
 class Interests:
-    """Descriptors with the events (``POLLIN`` ...) for which a coro waits, usually several times.
+    """Descriptors, each with the events (``POLLIN`` ...) for which a coro waits, once or several times.
 
-    When a wait returns, the event may already be gone. The kernel reports some states, such as a hang-up, even if the
-    caller does not wait for them. These end only one wait, because the registration is edge-triggered. A descriptor
-    that is closed during the wait has no more events.
+    The kernel reports some states, such as a hang-up, even if the caller does not wait for them. Such a state ends only
+    one wait, because the registration is edge-triggered. A descriptor that is closed during the wait has no more
+    events.
     """
 
     __slots__ = ("_masks", "_own", "_pause_s")

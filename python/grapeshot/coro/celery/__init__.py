@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["TaskPool"]
 
 _logger = get_logger("celery.pool")
-# The patched class. (`import threading` gives the originals in a module of grapeshot.)
+# The patched class. (In grapeshot's own modules, `import threading` gives the original class.)
 _Thread: type[threading.Thread] = sys.modules["threading"].Thread
 
 
@@ -154,7 +154,7 @@ class TaskPool(BasePool):  # type: ignore[misc]
             self.message_wait.end_if_more_fits()
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
-        """End the task that runs in the coro with this number. With SIGUSR1, act as at the task's soft time limit."""
+        """End the task that runs in the coro with this number. SIGUSR1 only raises SoftTimeLimitExceeded in it."""
         job = running.get(pid)
         if job is None or job.pool is not self:
             return

@@ -53,10 +53,10 @@ class Job:
         self._has_begun = False
         # The timers of the limits, and of the repeated interruption.
         self._timers: list[Any] = []
-        # The exception of the soft limit and the exception that ends the task, once they were raised in the coro.
+        # The exception of the soft limit, and the exception that ends the task; None until there is such an exception.
         self._soft_limit: BaseException | None = None
         self._end: BaseException | None = None
-        # Whether `_end` was raised because of the hard limit, and not because the task was revoked or the worker ends.
+        # Whether the task is ended because of its hard limit, not because it was revoked or the worker terminates.
         self._is_over_limit = False
         # Whether the coroutine of an `async def` task runs.
         self.is_async = False
@@ -105,8 +105,8 @@ class Job:
             elif self._is_over_limit and self._timeout_callback is not None:
                 self._timeout_callback(False, self._timeout)
         else:
-            # If the task caught the exception of its hard limit and returned, report its result. Celery itself has
-            # already reported a revoked task.
+            # Report the result also if the task has caught the exception of its hard limit, but not if the task was
+            # revoked: Celery itself has already reported the revocation.
             if self._end is None or self._is_over_limit:
                 self.pool.acknowledge(self._callback, result)
 

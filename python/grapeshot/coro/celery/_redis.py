@@ -39,7 +39,7 @@ class MessageWait:
     def __init__(self, controller: Any) -> None:
         consumer = controller.consumer
         consumer.connect = functools.partial(self._connect, consumer.connect)
-        # The entry of the worker's timer that looks for the messages of killed workers
+        # The worker's timer, and the timer's entry that looks for the messages of killed workers
         self._timer = controller.timer
         self._restoring: Any = None
         # kombu's object that waits for the connections to Redis
@@ -73,7 +73,8 @@ class MessageWait:
             self.end()
 
     def _could_ask(self, channel: Any) -> bool:
-        # kombu may also have asked, and then have ignored the answer because the limit was reached.
+        # A channel also counts as not having asked if kombu has stopped waiting for the answer, because the limit was
+        # reached meanwhile.
         has_asked = channel._in_poll and not getattr(self._cycle, "_paused_brpop", None)
         return bool(channel.active_queues) and not has_asked and bool(channel.qos.can_consume())
 
@@ -88,7 +89,7 @@ class MessageWait:
         try:
             return poll(timeout)
         except _Woken:
-            raise TimeoutError from None  # Celery sees this as if drain_events() had waited long enough
+            raise TimeoutError from None  # Celery takes this for the timeout of drain_events()
         finally:
             self._waiting = None
             if coro is not None:

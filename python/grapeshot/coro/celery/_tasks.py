@@ -1,8 +1,9 @@
 """Prepares tasks for coros: each call gets a request of its own, and the pool waits for the result of an async task.
 
 Celery keeps the current task and its request in stacks, one per thread. It tells threads apart by their greenlet, if
-greenlet is installed, but coros run in the same greenlet. So here a context variable tells coros apart. The asyncio
-tasks that an ``async def`` task starts inherit it, so that ``self.request`` and ``self.retry()`` work there, too.
+greenlet is installed, but all coros of a thread run in the same greenlet. So here a context variable tells coros apart.
+The asyncio tasks that an ``async def`` task starts inherit the variable, so that ``self.request`` and ``self.retry()``
+work there, too.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _waiting(task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     def run_in_coro(*args: Any, **kwargs: Any) -> Any:
         result = run(*args, **kwargs)
         request, job = task.request, running.get(_ident.get())
-        # The task itself may call its function again, with the same request.
+        # The task itself may call its function again, with the same request. Such a call returns the awaitable.
         if job is None or request.called_directly or hasattr(request, "_is_awaited") or not inspect.isawaitable(result):
             return result
         request._is_awaited = True

@@ -28,7 +28,7 @@ class Timer(timer.Timer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
-        # The loop that runs the worker. Entries that come before begin() has set it are armed by begin().
+        # The loop that runs the worker. None until begin(), which also arms the entries that came before it.
         self._loop: Any = None
         self._is_stopped = False
         # The entries that have not been called, and when they are due.
@@ -92,7 +92,7 @@ class Timer(timer.Timer):
             self._handles[scheduled.entry] = self._loop.call_later(delay_s, self._reach, scheduled)
 
     def _is_current(self, scheduled: Any) -> bool:
-        """Whether the entry was neither cancelled nor entered again since."""
+        """Whether the entry still has this due time: it was not called, cancelled or entered again."""
         return self._scheduled.get(scheduled.entry) is scheduled
 
     def _disarm(self, entry: Any) -> None:

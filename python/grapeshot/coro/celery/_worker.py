@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# If a handler has waited this long for a task that computes, the next signal ends the process.
+# If a signal handler has waited this long for a task that computes, the next shutdown signal ends the process.
 _PATIENCE_S = 1.0
 _monotonic = _core._coro_monotonic
 
@@ -62,7 +62,7 @@ def _run_with_signals(controller: Any, start: Callable[[], None]) -> None:
             begin()
         start()
         if controller.exitcode is None and state.should_stop:
-            # A cold shutdown came before the worker had noticed the warm one. Celery's cold shutdown sets no code.
+            # A cold shutdown came before the worker had noticed the warm one. Celery's cold shutdown sets no exit code.
             controller.exitcode = state.should_stop
     finally:
         platforms.signals = before
@@ -71,7 +71,7 @@ def _run_with_signals(controller: Any, start: Callable[[], None]) -> None:
 def end_soon(exc: SystemExit) -> None:
     """Let the worker end, because code of a task or of a timer has raised WorkerShutdown or WorkerTerminate.
 
-    The worker looks at these variables before it waits for messages.
+    The worker looks at `should_stop` and `should_terminate` before it waits for messages.
     """
     if isinstance(exc, WorkerTerminate):
         state.should_terminate = exc.code or 0
@@ -93,7 +93,7 @@ class _Signals(platforms.Signals):  # type: ignore[misc]
         self._message_wait = message_wait
         self._loop = _bridge.own_loop()
         self._main = coro.current()
-        # The time of the first signal since a handler last began; None if there was none.
+        # The time of the first signal since a handler last began; None if no signal has come since.
         self._waiting_since: float | None = None
 
     def __setitem__(self, name: Any, handler: Any) -> None:
@@ -122,4 +122,4 @@ class _Signals(platforms.Signals):  # type: ignore[misc]
         except SystemExit as exc:  # Celery's handler of a hard shutdown raises WorkerTerminate for the worker
             self._main.raise_exception(exc)
         else:
-            self._message_wait.end()  # the worker looks whether it should end
+            self._message_wait.end()  # so that the worker checks whether it should end

@@ -131,7 +131,7 @@ def serve(
     """Listen, and call a WSGI application for each request, in the coro of its connection; return the :class:`Server`.
 
     If a request asks for an upgrade (RFC 9110, 7.8), its environ has the socket as ``werkzeug.socket``, for libraries
-    such as simple-websocket. When the application uses this socket, it takes over the connection until it returns.
+    such as simple-websocket. By using this socket, the application takes over the connection until it returns.
 
     Args:
         host, port, path, sock, limit, ssl, backlog, reuse_port: the same as for ``coro.serve``.
@@ -146,7 +146,7 @@ def serve(
         max_body: the greatest length of a request's body in bytes (None: no limit); a longer one gets 413.
         access_log: this logger gets a line for each response, in the combined format followed by the duration in
             seconds.
-        error_log: this logger gets errors of the application, and at level DEBUG refused requests. The default is the
+        error_log: this logger gets errors of the application and, at level DEBUG, refused requests. The default is the
             logger ``grapeshot.wsgi``.
 
     Raises:

@@ -24,13 +24,13 @@ class Body:
     )
 
     def __init__(self, pull: Callable[[Body], None], length: int, expects_continue: bool) -> None:
-        # A function that waits for the next part of the request, and appends it to `buffer`.
+        # A function that waits for the next part of the body, and appends it to `buffer`.
         self._pull = pull
         # Content-Length, or -1 if the body comes in chunks.
         self._length = length
         # Whether the client waits for 100 Continue before it sends the body.
         self.expects_continue = expects_continue
-        # Whether 100 Continue may still be sent: not after the response has begun.
+        # Whether 100 Continue may be sent: only until the response has begun.
         self.may_continue = True
         self.buffer = bytearray()
         self.is_complete = False

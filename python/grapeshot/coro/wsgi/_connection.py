@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ._settings import Settings
 
-# Not time.monotonic, because programs may replace that, as tests do.
+# Not time.monotonic, because programs may replace it, for example in their tests.
 _monotonic = _core._coro_monotonic
 _READ_LEN = 64 * 1024
 # Request data that the application has not read must be drained. To keep the connection, up to _MAX_UNREAD bytes
@@ -63,7 +63,7 @@ class Connection:
         self.is_idle = False
         # True if no further request is served. A response that begins while this is true says so (Connection: close).
         self.is_ending = False
-        # True if a part of the response was not sent, so that nothing may be sent after it.
+        # True if a part of the response was not sent completely. Then nothing more may be sent.
         self.is_cut = False
         # True once the application has taken over the socket.
         self.is_taken = False
@@ -85,7 +85,7 @@ class Connection:
     def end(self) -> None:
         """Serve no further request. An idle connection ends now.
 
-        If the application has taken over the socket, it reads the end of the stream.
+        An application that has taken over the socket reads the end of the stream.
         """
         self.is_ending = True
         if self.is_taken:
@@ -310,13 +310,13 @@ class Connection:
                 break
 
     def _fail(self, request: Request, response: Response, error: BaseException) -> None:
-        """Send an error response after the application has raised. If its response has begun, cut the connection."""
+        """Send an error response. If the application's own response has begun, cut the connection instead."""
         log = self._settings.error_log
         refusal = self._parser.error if self._parser.error is error else None
         response.keep_alive = False
         if self.is_taken and isinstance(error, (OSError, StopIteration)):
-            # Libraries raise these exceptions after an upgrade, to tell the server that the connection has ended and
-            # that it must not send a response.
+            # Libraries raise these exceptions after an upgrade, to tell the server to send no response, because the
+            # connection has ended.
             log.debug("%s: %r after an upgrade", _name(request), error)
             return
         if isinstance(refusal, RequestError):
@@ -348,7 +348,7 @@ class Connection:
     # ------------------------------------------------------------------ the end of a request
 
     def _skip_body(self, request: Request, keep_alive: bool) -> bool:
-        """Drain the rest of a body that the application has not read, if it is short. Return whether it was drained."""
+        """Drain the part of a body that the application has not read, if it is short. Return whether it was drained."""
         body = request.body
         if body is None or not keep_alive or body.expects_continue or self._parser.error is not None:
             self._end_sending()

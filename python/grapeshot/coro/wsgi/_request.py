@@ -48,7 +48,8 @@ _MAX_KEYS = 1000
 _methods: dict[bytes, str] = {}
 # Except for bodies, only this many bytes are parsed at once. This limits how many small requests are kept in memory.
 _PIECE_LEN = 4096
-# How many bytes of chunk sizes and extensions are allowed per byte of a body, in addition to _max_fed_len bytes.
+# How many bytes of chunk sizes, chunk extensions and trailers are allowed per byte of a body, in addition to
+# _max_fed_len bytes.
 _MAX_FRAMING = 16
 # llhttp accepts request lines of RTSP (the protocol of cameras), and does not tell which protocol it has read.
 _RTSP = re.compile(rb"[A-Z_-]+ +[^ ]+ +RTSP/")
@@ -159,7 +160,7 @@ class RequestParser:
         return request is not None and request.body is not None and request.body.left() >= length
 
     def _parse(self, data: bytes) -> int:
-        """Parse; return how many bytes were not parsed, because they follow a request that asks for an upgrade."""
+        """Parse, but stop after a request that asks for an upgrade; return how many bytes were not parsed."""
         if self._line is not None:
             end = data.find(b"\n") + 1 or len(data)
             self._line += data[:end]
@@ -200,7 +201,7 @@ class RequestParser:
         return 0
 
     def _keep_line(self, data: bytes) -> None:
-        """Store an incomplete line. It may be the first line of a request, after the body of the request before it.
+        """Store an incomplete line. It may be a request line, perhaps behind the last bytes of the body before it.
 
         It may also be a header field, which does no harm: a field cannot look like a request line of RTSP, which has a
         space after the method.
@@ -260,16 +261,16 @@ class RequestParser:
             self.error = _too_long()
 
     def _refused(self, error: BaseException) -> BaseException:
-        """Note an exception that a callback is about to raise, and return it.
+        """Store an exception that a callback is about to raise, and return it.
 
-        httptools then raises an error of its own. Its ``__context__`` is this exception only if no other exception is
-        being handled.
+        httptools then raises an error of its own. That error's ``__context__`` is the stored exception only if no other
+        exception is being handled.
         """
         self._raised = error
         return error
 
     def _refuse(self, error: Exception) -> None:
-        """Set ``error`` to the reason why a request is refused."""
+        """Set ``self.error`` to the reason why a request is refused."""
         raised, self._raised = self._raised, None
         if isinstance(raised, Exception) and not isinstance(raised, RequestError):
             refusal = RequestError("400 Bad Request", f"{type(raised).__name__}: {raised}")
@@ -373,7 +374,7 @@ class RequestParser:
     def on_message_complete(self) -> None:
         request = self._current
         if request is None or (request.body is not None and self._parser.should_upgrade()):
-            return  # llhttp treats the body that follows as the other protocol; see _ignore_upgrade()
+            return  # llhttp does not parse the body that follows; see _ignore_upgrade()
         if request.body is not None:
             request.body.is_complete = True
             self._fed_len = 0
@@ -442,9 +443,9 @@ class RequestParser:
     def _ignore_upgrade(self) -> None:
         """Go on parsing HTTP after a request that asks for an upgrade, which a server may ignore (RFC 9110, 7.8).
 
-        llhttp treats the bytes that follow as the other protocol. But if the request has a body, these bytes are the
-        body, and a proxy in front of this server may also read them as the body. So a new parser takes over. It is
-        first fed a head with the same framing, but without Upgrade.
+        llhttp treats the bytes that follow as data of the other protocol. But if the request has a body, these bytes
+        are the body, and a proxy in front of this server may also read them as the body. So a new parser takes over.
+        It is first fed a head with the same framing, but without Upgrade.
         """
         request = self._current
         self._parser = httptools.HttpRequestParser(self)

@@ -30,7 +30,8 @@ _HOP_BY_HOP |= {"transfer-encoding", "upgrade"}
 # the names.
 _names: dict[str, str] = {}
 _MAX_NAMES = 1000
-# A body up to this size is copied behind the head, which is cheaper than a second system call.
+# If the first part of a body is at most this long, it is copied behind the head: that is cheaper than a second system
+# call.
 _JOIN_LEN = 64 * 1024
 
 _date = b""
@@ -70,8 +71,8 @@ class FileWrapper:
 
     def rest(self) -> tuple[int, int] | None:
         """Return the position in a regular file and how many bytes follow it; None if this is not a regular file."""
-        # Other objects have a fileno(), too, but not all of them return what that descriptor's file contains. One
-        # example is gzip.GzipFile.
+        # Other objects have a fileno(), too, but their read() may return other data than the descriptor's file
+        # contains. One example is gzip.GzipFile.
         if not isinstance(getattr(self.filelike, "raw", self.filelike), io.FileIO):
             return None
         try:

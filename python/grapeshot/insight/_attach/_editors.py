@@ -8,7 +8,7 @@ import sys
 from ._link import Link
 
 _MAX_LINES = 2000
-# The characters that end the name to be completed. A dot is not one of them.
+# The characters that cannot be part of a name to be completed. A dot is not one of them.
 _DELIMITERS = " \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?"
 
 

@@ -74,7 +74,7 @@ class PromptEditor:
             loop.call_soon_threadsafe(self._exit)
 
     def _begin(self) -> None:
-        """Called when a read begins. End it at once if the connection has already ended."""
+        """End the read that is just beginning, if the connection has already ended."""
         if self._is_over:
             self._session.app.exit(exception=EOFError)
 

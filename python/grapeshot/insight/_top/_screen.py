@@ -140,7 +140,7 @@ class Screen:
 
     @property
     def _shown(self) -> str:
-        """The current view. It begins with "each" if it shows every item on a line of its own."""
+        """The name of the current view. It begins with "each" if the view shows every item on lines of its own."""
         each = f"each {self._view}"
         return each if self._shows_each and each in _views.ORDERS else self._view
 

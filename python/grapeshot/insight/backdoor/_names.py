@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def tree() -> None:
-    """Print the coros and tasks with what they wait for, timers, sockets and threads (grapeshot.insight.tree())."""
+    """Print the coros and tasks (with what they wait for), timers, sockets and threads (grapeshot.insight.tree())."""
     print(_tree.tree())  # noqa: T201  # to the client
 
 

@@ -115,7 +115,7 @@ class SocketFile:
 
     def _bind(self, folder: str, name: str) -> None:
         with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=folder) as private:  # of mode 0700
-            # Tools that list sockets show this path, so it ends with the same name.
+            # Tools that list sockets show this path, so its last part is the file name that the caller has chosen.
             made = os.path.join(private, name)
             try:
                 self.sock.bind(made)
@@ -142,7 +142,7 @@ class SocketFile:
                         _remove_stale(self.path, private)
 
     def close(self) -> None:
-        """Close the socket and remove its file, unless another one has replaced it. A forked child keeps the file."""
+        """Close the socket, and remove its file unless another file has replaced it or this is a forked child."""
         self.sock.close()
         if os.getpid() != self._pid:
             return

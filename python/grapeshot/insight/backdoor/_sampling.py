@@ -1,7 +1,7 @@
 """Collects samples for ``python -m grapeshot top``: statistics, slow callbacks, the tree and descriptors, as JSON.
 
 A sampler makes the loop measure its callbacks, and keeps the slowest ones. It stops when its client says so, when the
-connection ends, and when the client has not asked for a while (the client may be suspended).
+connection ends, or when the client has not asked for a sample for a while (it may be suspended).
 """
 
 from __future__ import annotations

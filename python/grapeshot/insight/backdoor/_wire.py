@@ -122,7 +122,10 @@ class Wire:
         return line
 
     async def wait_read(self) -> None:
-        """Wait until at most half of the output limit is unread; if output was dropped, until all of it is read."""
+        """Wait until the unread output is at most half of its limit.
+
+        If output was dropped, wait until everything that was kept is read.
+        """
         while self.is_open and (self._dropped_len or len(self._to_send) > MAX_OUTPUT_LEN // 2):
             await self._wait()
 

@@ -42,10 +42,11 @@ _beginning = real_rlock()
 
 
 class profile:  # noqa: N801  # used like a function
-    """Profile the process during a ``with`` block. ``as`` gives the :class:`Profile`. With ``path``, save it there.
+    """Profile the process during a ``with`` block. ``as`` gives the :class:`Profile`.
 
-    The block may be in a coro, in a task or elsewhere, and may wait. Only one profile can be taken at a time. The child
-    of a fork is not profiled: its profile is empty and is not saved.
+    With ``path``, the profile is saved there at the end of the block. The block may be in a coro, in a task or
+    elsewhere, and may wait. Only one profile can be taken at a time. The child of a fork is not profiled: its profile
+    is empty and is not saved.
 
     Raises:
         RuntimeError: a profile is already being taken, or another profiler is active (PROFILER_ID of

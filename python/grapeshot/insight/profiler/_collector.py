@@ -125,7 +125,7 @@ class Collector:
     # ---- events: a function is entered or left; the same for functions written in C
 
     def enter(self, code: CodeType, *, is_call: bool) -> None:
-        """Charge the time until now, and enter a function: a call, or a generator or coroutine that is resumed."""
+        """Charge the time until now, and enter a called function, or a resumed generator or coroutine."""
         owner = self._charge(True).owner
         owner.yielded = None
         top = owner.top

@@ -134,7 +134,7 @@ else:
     _RESUME = dis.opmap["RESUME"]
 
     def _is_begin(frame: FrameType) -> bool:
-        """Whether a frame is entered for the first time, and not a generator or coroutine that is being resumed."""
+        """Whether a frame is entered for the first time. If not, a generator or coroutine is being resumed."""
         code = frame.f_code
         if not code.co_flags & _GENERATORS:
             return True

@@ -164,8 +164,8 @@ class Profile:
     def _called_rows(self, owner: Sequence[OwnerRow] | None) -> list[FunctionRow]:
         """Return the rows of functions that were called during the profile.
 
-        A function that was called before, and only went on during the profile, has a row if its own CPU or wall time is
-        at least 1 % of the profile's duration.
+        A function that was called before the profile began, and had not returned by then, has a row if its own CPU or
+        wall time is at least 1 % of the profile's duration.
         """
         rows = self.function_rows(owner)
         return [row for row in rows if row.calls or 100 * max(row.own_cpu, row.own_wall) >= self.duration_ns]

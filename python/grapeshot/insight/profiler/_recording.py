@@ -39,7 +39,7 @@ class Owner:
     def __init__(self, kind: str, name: str, rest: Owner | None = None) -> None:
         self.kind = kind
         self.name = name
-        # `rest` is the row that all further coros, or all further tasks, share. They use the tree of this row, and
+        # `rest` is the row that all coros, or all tasks, beyond MAX_OWNERS share. They use the tree of this row, and
         # each of them has its own position in the tree.
         self.root: Node = rest.root if rest else Node(None, None)
         self.usage: list[int] = rest.usage if rest else [0, 0, 0, 0]

@@ -4,8 +4,8 @@
 //! number any more. `selectors` then finds the registration by the identity of the object, and so does this module.
 //!
 //! This module also recognizes a case that asyncio cannot: the kernel may have given the closed object's number to
-//! another file, which the program then registers. That registration ends the callbacks of the closed object. When the
-//! program later removes these callbacks, the removal finds nothing, and returns False instead of raising an error.
+//! another file, which the program then registers. That registration ends the callbacks of the closed object. If the
+//! program later calls `remove_reader` with the closed object, the call returns False instead of raising an error.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

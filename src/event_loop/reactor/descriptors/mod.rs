@@ -54,7 +54,7 @@ impl FdUse {
 }
 
 /// An entry that was looked up. A source comes with a reference of its own, because calling the source may end the
-/// registration.
+/// registration, and thereby drop the table's reference.
 pub(super) enum Registered {
     Source(SourceRef),
     Watch(WatchRef),
@@ -152,8 +152,8 @@ impl Descriptors {
 
     /// Registers `fd_use` for `fd`. If the table still has an entry for this number, `fd_use` replaces it. The old
     /// entry is either the watch of an earlier wait on the same socket, or belongs to a descriptor that was closed
-    /// without being removed. If that was the descriptor of a source, the source is notified. With interest NONE, the
-    /// poller does not watch the descriptor. After an error, `fd_use` is dropped.
+    /// without being removed. If the old entry is a source, it is notified. With interest NONE, the poller does not
+    /// watch the descriptor. After an error, `fd_use` is dropped.
     pub(crate) fn register(
         &self,
         py: Python<'_>,
@@ -203,7 +203,7 @@ impl Descriptors {
 
     /// Removes a registration from the fd table, and its descriptor from the poller if `interest` is not NONE. Does
     /// nothing if the table no longer has the registration: the descriptor's number may have a new registration. The
-    /// caller drops the result where any code may run.
+    /// caller must drop the result at a point where any code may run.
     #[must_use = "dropping it may run any code"]
     pub(crate) fn unregister(&self, token: Token, interest: Interest) -> Option<FdUse> {
         let (fd, fd_use) = self.table.borrow_mut().remove_token(token)?;

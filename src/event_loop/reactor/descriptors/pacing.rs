@@ -6,8 +6,8 @@ use std::cell::Cell;
 const MAX_UNPOLLED_ITERATIONS: u32 = 64;
 const MAX_UNPOLLED_NS: u64 = 100_000;
 /// If there are no timers, only three kinds of iterations read the clock: the first two after a poll, then every fourth
-/// one, and one that must poll. Reading the clock takes a fifth of the time of a short iteration, and after two short
-/// iterations the others are probably short, too.
+/// one, and one that must poll. Reading the clock takes a fifth of the time of a short iteration, so most iterations do
+/// not read it. Few readings are enough: after two short iterations, the others are probably short, too.
 const CLOCK_CHECK_INTERVAL: u32 = 4;
 
 pub(crate) struct Pacing {

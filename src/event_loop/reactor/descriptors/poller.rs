@@ -9,7 +9,8 @@ use grapeshot_core::sys::poller::{Event, Events, Interest, Poller, Token};
 
 /// The maximum number of events that one poll returns.
 const EVENTS_PER_POLL: usize = 256;
-/// The token of the waker's descriptor. No entry of the fd table has it, because descriptors are never negative.
+/// The token of the waker's descriptor. No entry of the fd table has it: the lower half of an entry's token is the
+/// descriptor, and here it would be -1.
 pub(crate) const WAKER_TOKEN: Token = Token(u64::MAX);
 /// The token of the pipe that receives signal numbers.
 pub(crate) const SIGNAL_TOKEN: Token = Token(u64::MAX - 1);

@@ -18,9 +18,9 @@
 //! ```
 //! Between two waits, a socket may be closed and its number given to another socket. So a watch keeps a weak reference
 //! to the socket object of the last wait, which tells whether the registration still belongs to the same open file. A
-//! duplicate of a closed socket may keep the old registration alive in the kernel. Its events carry an outdated token,
-//! and there is only one event for each change. One case goes unnoticed: `os.dup2` replaces a descriptor while its
-//! socket object lives on.
+//! duplicate of a closed socket may keep the old registration alive in the kernel. Events of that registration carry an
+//! outdated token, so they reach no watcher, and they are few: one for each change. One case goes unnoticed: `os.dup2`
+//! replaces a descriptor while its socket object lives on.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -216,8 +216,7 @@ impl Descriptors {
         true
     }
 
-    /// Whether `fd` has a watcher, in either direction, and the last wait on `fd`, if there was one, was on another
-    /// object than `target`.
+    /// Whether `fd` has a watcher in either direction, and the last wait on `fd` was not on `target`.
     #[inline]
     pub(crate) fn is_watched_for_other(&self, fd: RawFd, target: &Bound<'_, PyAny>) -> bool {
         self.watch(fd)
@@ -232,8 +231,8 @@ impl Descriptors {
         self.is_in_force(fd, token, watch.get().armed.get())
     }
 
-    /// Called after a read that returned less than it could. Returns whether this means that nothing is left to read.
-    /// More may be left if an event was for more than ordinary data, such as the end of the stream.
+    /// Called after a read that returned less than it had space for. Returns whether this means that nothing is left to
+    /// read. Something may be left if an event reported more than ordinary data, such as the end of the stream.
     #[inline]
     pub(crate) fn note_short_read(&self, fd: RawFd) -> bool {
         self.watch(fd).is_none_or(|watch| {
@@ -248,7 +247,7 @@ impl Descriptors {
         self.watch(fd).is_some_and(|watch| watch.get().is_reported.get())
     }
 
-    /// Ends the wait of `waiter` on `fd`, if it is still the watcher there. Returns whether it was.
+    /// Ends the wait of `waiter` on `fd`. Returns false if `waiter` is no longer the watcher.
     pub(crate) fn forget_waiter(&self, fd: RawFd, direction: Direction, waiter: *mut ffi::PyObject) -> bool {
         let Some(watch) = self.watch(fd) else { return false };
         let side = watch.get().side(direction);
@@ -375,8 +374,8 @@ impl Descriptors {
             is_awaited = true;
             match side.pending_handle() {
                 Some(handle) => ready.push(handle),
-                // This watcher waited for one event, or it is a cancelled handle: as in asyncio, the first event after
-                // the cancellation ends the watch.
+                // This watcher waited for one event, or it is a cancelled handle. As in asyncio, the first event after
+                // the cancellation removes such a handle.
                 None => *woken = side.take(),
             }
         }

@@ -26,10 +26,11 @@ pub(super) struct Watch {
     pub(super) armed: Cell<Interest>,
     /// A weak reference to the socket object of the last `wait_once`; empty if there was none.
     socket: ObjectCell,
-    /// Identifies the content of `socket`: it changes whenever `socket` does, and no other watch of the process has the
-    /// same value. Comparing stamps is cheaper than upgrading the weak reference. 0 if `socket` is empty.
+    /// Identifies the content of `socket`; 0 if that is empty. The stamp changes whenever `socket` does, and no two
+    /// watches of the process have the same stamp, except 0. Comparing stamps is cheaper than upgrading the weak
+    /// reference.
     pub(super) stamp: Cell<u64>,
-    /// Whether an event of that socket was for more than ordinary data, such as the end of the stream.
+    /// Whether an event of that socket reported more than ordinary data, such as the end of the stream.
     pub(super) has_more: Cell<bool>,
     /// Whether the socket was reported as readable since the last `note_short_read`. The object that the event woke may
     /// have left the data unread, and the poller does not report the same data again.
@@ -176,20 +177,19 @@ impl OwnedWatch {
 
 impl Drop for OwnedWatch {
     fn drop(&mut self) {
-        // SAFETY: made by `new`. The entry is out of the table and owns the watch alone; no `WatchRef` is in use any
-        // more, because this drop counts as other code.
+        // SAFETY: `new` has made the pointer. The entry is out of the table and owns the watch alone. No `WatchRef` is
+        // in use: it may be used only until other code runs, and this drop is such code.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
-/// A watch that was looked up in the fd table: valid while the entry is in the table and no other code runs.
+/// A watch that was looked up in the fd table: valid while its entry exists and no other code runs.
 #[derive(Clone, Copy)]
 pub(crate) struct WatchRef(NonNull<Watch>);
 
 impl WatchRef {
     pub(super) fn get(&self) -> &Watch {
-        // SAFETY: the watch was looked up in the table, and no other code has run since. It lives until its entry is
-        // dropped, which follows its removal from the table.
+        // SAFETY: no other code has run since the entry was looked up. So the entry, which owns the watch, exists.
         unsafe { self.0.as_ref() }
     }
 
