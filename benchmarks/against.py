@@ -86,7 +86,7 @@ def report(before: dict[str, Any], after: dict[str, Any]) -> tuple[list[str], bo
     lines += [f"worse: {name} has no number now" for name in gone]
     lines += [f"better: {change.text()}" for change in better]
     lines.append(
-        f"{len(compared)} rows with {LEAST_PAIRS} or more runs compared with the runs of {before['taken']}: "
+        f"compared {len(compared)} rows (those with {LEAST_PAIRS} or more runs) with the runs of {before['taken']}: "
         f"{len(worse) + len(gone)} worse, {len(better)} better, the intervals of the others overlap"
     )
     return lines, bool(worse or gone)

@@ -288,7 +288,8 @@ def run_suite(suite: Suite, cases: Sequence[Case], args: argparse.Namespace) -> 
         settings = dataclasses.replace(settings, spin=args.spin)
     loops = suite.loops if args.loops is None else [loop for loop in args.loops if loop in suite.loops or ":" in loop]
     result = compare(suite, cases, loops, args.runs or runs, settings)
-    is_full = not (args.quick or args.cases or args.without or args.loops) and not result["missing"]
+    is_changed = args.quick or args.cases or args.without or args.loops or args.runs or args.seconds or args.spin
+    is_full = not is_changed and not result["missing"]
     path: Path = args.json or (suite.committed if is_full or args.merge else UNCOMMITTED / suite.committed.name)
     old = args.against / suite.committed.name if args.against and args.against.is_dir() else args.against
     before = json.loads(old.read_text()) if old else None

@@ -16,7 +16,7 @@ from benchmarks.intervals import Pair, interval
 OURS = "grapeshot"
 # This metric has an interval, like the compared metric.
 WITH_INTERVAL = "whole_ms"
-# Other metrics that are shown: the medians of those in SHOWN, and the sums over all runs of those in ADDED.
+# Other metrics that are shown. Those in SHOWN are medians, those in ADDED are sums over all runs.
 SHOWN = (
     *("rps", "p50_us", "p99_us", "p999_us", "queries"),
     *("speedup", "cpu_us", "cpu_us_of_one", "speedup_of_processes", "cpu_us_of_processes"),

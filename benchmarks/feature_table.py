@@ -22,8 +22,8 @@ This table shows which features of asyncio's loop, and which further ones, each 
 feature has a section with the details.
 
 Most features are tested by probes, small programs in [benchmarks/probes](../benchmarks/probes). Each probe ran up to
-three times on each loop, each time in a new process. A loop has a feature if no run of the probe failed. The section of
-the feature names grapeshot's tests of the feature, and the error of each loop that lacks it. The features at the end of
+three times on each loop, each time in a new process. A loop has a feature if no run of the probe failed. Each section
+lists grapeshot's tests of its feature, and the error of each loop that lacks the feature. The features at the end of
 the table have no probe, so their sections name a source for each loop.
 
 To run the probes again, install all of these loops, and run

@@ -1,7 +1,7 @@
 """Find out which features each loop has: `python -m benchmarks.features` (`--help`).
 
 Every probe (benchmarks/probes) runs on each of the loops, each time in a new process, until it fails or has succeeded
-`--rounds` times. The peers have to be installed (`pip install uvloop zuvloop rloop`); without all of them, nothing is
+`--rounds` times. The peers have to be installed (`pip install uvloop zuvloop rloop`); if one is missing, nothing is
 tested. `--free-threaded` names a free-threaded interpreter, with the same packages, for the probe that needs one.
 feature_table.py makes docs/features.md from the JSON (`make tables`).
 """

@@ -1,7 +1,7 @@
 """The parts from which cases are built: what one run of one loop measures, and how.
 
-A sample is the result of one run: a dict of numbers. If the load has a constant rate, it also has a latency curve.
-`Case.metric` names the number that is compared; less is better.
+A sample is the result of one run: a dict of numbers. If the load has a constant rate, the sample also has a latency
+curve. `Case.metric` names the number that is compared; less is better.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def _settled(read: Callable[[int], float], pid: int) -> float:
 def measure(loop: str, connections: int, touch_size: int = 0, kind: str = "echo") -> dict[str, float]:
     """Return KiB per connection, after a few have been served and closed.
 
-    "kib" is the memory for each of `connections` more connections, when FILLING_CONNECTIONS are already open.
+    "kib" is the memory for each of `connections` connections that are opened while FILLING_CONNECTIONS others are open.
     "from_none_kib" is the memory for each connection when none was open before. It is smaller, because the first
     connections use memory that was free in the heap.
 

@@ -156,7 +156,7 @@ def html(results: Sequence[dict[str, Any]]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><title>grapeshot compared</title>'
         f"<style>{STYLE}</style></head><body><h1>grapeshot compared</h1>"
-        f'<p class="soft">Less is better in every row.</p><nav>{links}</nav>{body}</body></html>\n'
+        f'<p class="soft">Less is better, except for requests per second.</p><nav>{links}</nav>{body}</body></html>\n'
     )
 
 

@@ -1,6 +1,6 @@
 """Cases from the life of a service: tail latency at a constant rate, light clients beside heavy ones, client
-libraries, large numbers of connections and timers, and loops in two threads. There are also more cases of HTTP,
-websockets and TLS under closed-loop load, which in some cases comes from other load tools.
+libraries, large numbers of connections and timers, and loops in two threads. This module also adds cases of HTTP,
+websockets and TLS under closed-loop load. Some of these use other load tools.
 
 `cases.py` has the other cases that compare loops.
 """
@@ -32,7 +32,7 @@ from benchmarks.measure import (
     sample_of,
 )
 
-# These rows have no bounds. They are judged only by their verdict, which takes all peers into account.
+# The cases of this module have no bounds, only a verdict, which takes all peers into account.
 NO_BOUNDS: tuple[Bound, ...] = ()
 
 # ---------------------------------------------------------------- a constant rate
@@ -166,7 +166,7 @@ def _client(kind: str, title: str) -> Case:
 
 
 def _pending_timers(count: int) -> Case:
-    """Build a case for 1,000 pending timers. With any other `count`, the case has the `many_timers` of the settings."""
+    """Build a case for 1,000 pending timers, or for `settings.many_timers` if `count` is not 1,000."""
 
     def measure(loop: str, settings: Settings) -> Sample:
         many = count if count == 1000 else settings.many_timers

@@ -1,4 +1,4 @@
-"""Turns the JSON of a comparison, its only input, into Markdown: `python -m benchmarks.tables results.json`."""
+"""Turn the JSON of a comparison into Markdown: `python -m benchmarks.tables results.json`."""
 
 from __future__ import annotations
 

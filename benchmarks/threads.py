@@ -21,12 +21,11 @@ import argparse
 import asyncio
 import contextlib
 import importlib
-import itertools
 import multiprocessing
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 from benchmarks._loops import loop_factory, print_outcome
@@ -178,7 +177,7 @@ async def _coros(port: int, connect: Callable[[], object]) -> AsyncIterator[Coun
     clients = [coro.spawn(ask, number) for number in range(CLIENTS)]
     yield [lambda number=number: done[number] for number in range(CLIENTS)]  # type: ignore[misc]
     for client in clients:
-        if not client.done():  # the other loop may have closed its connections already
+        if not client.done():  # a client is done if the server that it uses has already stopped
             client.shutdown()
     await coro.run_sync(server.stop, 0)
 
@@ -206,7 +205,7 @@ def _rate(factory: Callable[[], Loop], threads: int, args: argparse.Namespace) -
 
     def run() -> None:
         with asyncio.Runner(loop_factory=factory) as runner:
-            rates.append(runner.run(_serve(next(ports), together, args)))
+            rates.append(runner.run(_serve(ports.pop(), together, args)))
 
     _in_threads(run, threads, together.abort)
     return _total(rates)
@@ -217,7 +216,7 @@ def _rate_of_processes(processes: int, args: argparse.Namespace) -> tuple[float,
     context = multiprocessing.get_context("spawn")
     together, rates, ports = context.Barrier(processes), context.SimpleQueue(), _ports(processes, args)
     children = [
-        context.Process(target=_serve_alone, args=(next(ports), together, args, rates)) for _ in range(processes)
+        context.Process(target=_serve_alone, args=(ports.pop(), together, args, rates)) for _ in range(processes)
     ]
     for child in children:
         child.start()
@@ -237,12 +236,14 @@ def _serve_alone(port: int, together: Any, args: argparse.Namespace, rates: Any)
         raise
 
 
-def _ports(loops: int, args: argparse.Namespace) -> Iterator[int]:
-    """Return the port of each loop."""
-    free = {free_port()}
-    while args.apart and len(free) < loops:
+def _ports(loops: int, args: argparse.Namespace) -> list[int]:
+    """Return the port of each loop. Threads may pop their ports, because ``list.pop`` is atomic."""
+    if not args.apart:
+        return [free_port()] * loops
+    free: set[int] = set()
+    while len(free) < loops:
         free.add(free_port())
-    return itertools.cycle(free)
+    return list(free)
 
 
 def _total(rates: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -302,7 +303,7 @@ def _pass(factory: Callable[[], Loop], args: argparse.Namespace, is_answered: bo
         raise NotImplementedError("coros need grapeshot's loop")
     there, back = (_SharedQueue() if is_ours else _LoopQueue() for _ in range(2))
     together = threading.Barrier(2)
-    count, numbers = args.count, iter(range(2))
+    count, numbers = args.count, [1, 0]
     times: list[tuple[float, float]] = []
 
     async def send() -> None:
@@ -345,7 +346,7 @@ def _pass(factory: Callable[[], Loop], args: argparse.Namespace, is_answered: bo
 
     def run() -> None:
         with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(main(next(numbers)))
+            runner.run(main(numbers.pop()))
 
     _in_threads(run, 2, together.abort)
     wall_s, cpu_s = max(wall for wall, _ in times), sum(cpu for _, cpu in times)
@@ -377,6 +378,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # `python -m` may just have compiled this module. Then its constants are not immortal, and threads would contend for
-    # their reference counts. Those of a module that is loaded from a .pyc file are.
+    # If `python -m` has just compiled this module, its constants are not immortal, and threads would contend for the
+    # constants' reference counts. So import the module again: constants from a .pyc file are immortal.
     importlib.import_module("benchmarks.threads").main()

@@ -104,7 +104,8 @@ class Service:
             raise BadRequestError(400, "this is not an HTTP request")
         headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
         length = headers.get("content-length", "0")
-        if "transfer-encoding" in headers or not length.isascii() or not length.isdigit() or int(length) > BODY_LEN:
+        is_number = length.isascii() and length.isdigit() and len(length) < 20  # int() refuses very long numbers
+        if "transfer-encoding" in headers or not is_number or int(length) > BODY_LEN:
             raise BadRequestError(413, "the body is too long")
         await reader.readexactly(int(length))
         return words[0], words[1], words[2] == "HTTP/1.0" or headers.get("connection", "").lower() == "close"

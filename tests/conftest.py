@@ -43,7 +43,7 @@ DESCRIPTORS = 16384
 
 _stderr_fd = -1
 
-# The programs that tests start buffer their output, as they do on most machines. (Containers often set this variable.)
+# Containers often set this variable. Without it, programs that a test starts buffer their output.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 

@@ -1,4 +1,4 @@
-"""Measure coros in two loops, each in a thread of its own, beside runloom's fibers on two hubs.
+"""Measure coros in two loops, each in a thread of its own, and for comparison runloom's fibers on two hubs.
 
 Threads run side by side only without the GIL, so these kinds need a free-threaded interpreter. A round includes the
 start and the end of both threads, which take about 1 ms of the 50 ms or more that a round takes.
@@ -15,7 +15,7 @@ from benchmarks._machine import has_gil
 HUBS = 2
 # The number of threads on all hubs together, and how often each of them yields.
 THREADS, TURNS = 1000, 400
-# How many threads are spawned in a round, and how many of them before the spawning thread yields.
+# SPAWNED threads are spawned in a round. The spawning thread yields after every BATCH of them.
 SPAWNED, BATCH = 100_000, 100
 
 # Calls a function in a cooperative thread of each hub, and returns when every thread that the function has started has

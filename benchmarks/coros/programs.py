@@ -5,8 +5,8 @@ time. (A kind that sleeps does one or two rounds, without a warm-up.) The result
 `spawn`, the start of the round's threads is not measured.
 
 Prints `{"cpu_ns": per operation, "rounds": ...}`. If sleeps have ended too early, their number is added as `early`, and
-the number of all sleeps as `sleeps`. Kinds about memory print `{"kib": per thread, ...}`, and kinds about two hubs also
-`wall_ns`.
+the number of all sleeps as `sleeps`. Kinds about two hubs add `wall_ns`. Kinds about memory print
+`{"kib": per thread, ...}` instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compare name lookups on grapeshot, other loops and gevent: `python -m benchmarks.lookups [CASE ...]`. See README.md.
 
-It runs in namespaces with a DNS server of their own (`server.py`), and says why if that is not possible here. Every run
-is a fresh process, and the libraries take turns (A B C, then C B A, ...).
+The benchmark runs in new namespaces with a local DNS server (`server.py`). If that is not possible here, it says why.
+Every run is a fresh process, and the libraries take turns (A B C, then C B A, ...).
 """
 
 from __future__ import annotations

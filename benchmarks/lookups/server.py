@@ -1,7 +1,7 @@
-"""The DNS server for the benchmark of lookups. The C library of this process and of its children asks it.
+"""The DNS server for the benchmark of lookups. This process and its children look up names there.
 
-dnsmasq listens on 127.0.0.1:53 in a network namespace of its own, which has only the loopback interface, so nothing
-leaves the machine. A mount namespace puts files in the place of /etc/resolv.conf and /etc/nsswitch.conf.
+dnsmasq listens on 127.0.0.1:53 in a new network namespace, which has only the loopback interface, so nothing leaves
+the machine. A mount namespace puts files in the place of /etc/resolv.conf and /etc/nsswitch.conf.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ STYLES: dict[str, Callable[[], Style]] = {
 
 
 def why_missing(name: str) -> str | None:
-    """Return why this style cannot take part here, or None. The attempt runs in a new process."""
+    """Return why this style cannot take part here, or None. A new process tries to create the style."""
     return _loops.why_it_fails("import sys; from benchmarks.lookups.styles import STYLES; STYLES[sys.argv[1]]()", name)
 
 

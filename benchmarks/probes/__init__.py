@@ -117,7 +117,7 @@ def port_of(server: Any) -> int:
 
 
 async def exchange(loop: Any, factory: Any = Recorder, **options: Any) -> tuple[Any, Any, Any]:
-    """Start an echo server and a connection to it that has received one echo."""
+    """Start an echo server, connect to it, and wait for one echo. Return the server, the transport and the protocol."""
     tls = options.pop("tls", None)
     server = await loop.create_server(Echo, HOST, 0, ssl=tls and tls[0])
     transport, protocol = await loop.create_connection(factory, HOST, port_of(server), ssl=tls and tls[1], **options)

@@ -1,7 +1,6 @@
 """Ways to call another process. Each has a method that serves an echo, and one that calls the echo from many callers.
 
-Every peer sends the payload as its own manual recommends: grpc.aio as bytes without a schema, the others as one
-argument.
+grpc.aio sends the payload as bytes without a schema. The others send it as one argument.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Configures Sphinx, which builds the site from the project's Markdown pages: `make docs`.
+"""Configures Sphinx, which builds the site from the project's Markdown pages and the reference: `make docs`.
 
 Sphinx reads the project's root directory, so that the links between pages work on the site as they do on GitHub. The
-pages contain nothing that is specific to Sphinx. NAVIGATION lists the pages of the site in their order.
+Markdown pages contain nothing that is specific to Sphinx. NAVIGATION lists the pages of the site in their order.
 """
 
 from __future__ import annotations

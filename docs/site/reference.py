@@ -73,8 +73,8 @@ def replace_docstring(_app: Sphinx, what: str, name: str, obj: Any, _options: An
 def replace_signature(
     _app: Sphinx, what: str, name: str, obj: Any, _options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None] | None:
-    """Use the signature of the stub. If a Python function returns a class, show the class with its module, because
-    several modules have a class `Server`.
+    """Use the signature of the stub. If the annotation of a Python function's result is a class, show the class with
+    its module, because several modules have a class `Server`.
     """
     found = find(obj, name)
     if found is None:
@@ -121,9 +121,9 @@ def is_in_signature(node: nodes.Node | None) -> bool:
 def resolve(app: Sphinx, env: Any, node: addnodes.pending_xref, text: nodes.Element) -> nodes.Element | None:
     """Resolve a reference that Sphinx could not resolve, or return None, which causes a warning.
 
-    A method of the loop may be a function of another module, whose docstring names that module's classes without the
-    module. Link such a name to a class if only one class has it. Show names of the standard library, and names in
-    annotations, without a link; mypy has checked those in annotations.
+    A method of the loop may be a function that another module defines. The docstring of such a function names the
+    classes of that module without the module's name. Link such a name to a class if only one class has it. Show names
+    of the standard library, and names in annotations, without a link; mypy has checked those in annotations.
     """
     if node.get("refdomain") != "py":
         return None

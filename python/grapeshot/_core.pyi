@@ -358,7 +358,8 @@ class Loop:
     def remove_writer(self, fd: FileDescriptorLike) -> bool:
         """Stop watching ``fd`` for writing. Otherwise like :meth:`remove_reader`."""
 
-    # Like the four methods above, but the add methods return the handle, and no remove method checks for a transport.
+    # Like the four methods above, but the methods that add return the handle, and the methods that remove do not check
+    # whether a transport uses the descriptor.
     def _add_reader(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> Handle: ...
     def _remove_reader(self, fd: FileDescriptorLike) -> bool: ...
     def _add_writer(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> Handle: ...
@@ -639,7 +640,7 @@ class StreamTransport(asyncio.Transport):
         """Return the number of bytes that are not sent yet."""
 
     def write(self, data: ReadableBuffer) -> None:
-        """Send ``data`` after all earlier data. The part that the system does not accept now is copied.
+        """Send ``data`` after all earlier data. If some of it has to wait, anything but ``bytes`` is copied.
 
         Raises:
             TypeError: ``data`` is not bytes-like.
@@ -928,9 +929,10 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
         """Return the number of bytes that are not sent yet. From Python 3.13 on, each datagram counts 8 bytes more."""
 
     def sendto(self, data: ReadableBuffer, addr: Any = None) -> None:
-        """Send ``data`` as one datagram to ``addr`` (None: to the remote address). Data that has to wait is copied.
+        """Send ``data`` as one datagram to ``addr`` (None: to the remote address).
 
-        Up to Python 3.12, empty ``data`` is ignored. If the system refuses the datagram, ``error_received`` is called.
+        If ``data`` has to wait, it is copied, unless it is ``bytes``. Up to Python 3.12, empty ``data`` is ignored. If
+        the system refuses the datagram, ``error_received`` is called.
 
         Raises:
             TypeError: ``data`` is not bytes-like.
@@ -1210,7 +1212,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     """In the child of a fork: send writes at once until the loop's current run ends.
 
-    The child may exit before writes that are held back are sent.
+    Data that is held back could be lost, because the child may exit first.
     """
 
 # Whether _Resolver.gethostbyname and gethostbyaddr work on this system.
@@ -1299,9 +1301,9 @@ class Coro(Generic[_T_co]):
     def result(self) -> _T_co:
         """Return the function's result, or raise its exception. ``asyncio.InvalidStateError`` if it has not ended.
 
-        A coro that was shut down, interrupted or cancelled has no result. If the caller is a coro, this method then
-        raises CoroCancelled, which ``except Exception`` catches. Elsewhere it raises CancelledError, as asyncio expects
-        of a task.
+        A coro that was shut down, interrupted or cancelled has no result. For such a coro, this method raises
+        CoroCancelled if the caller is a coro, and otherwise CancelledError, as asyncio expects of a task. ``except
+        Exception`` catches CoroCancelled.
         """
     def exception(self) -> BaseException | None:
         """Return the function's exception, or None if it has returned.
@@ -1323,6 +1325,8 @@ class Coro(Generic[_T_co]):
     @property
     def _is_daemon(self) -> bool:
         """Whether the coro represents a daemon thread. If so, nothing waits for its end."""
+    # Whether asyncio.all_tasks() leaves the coro out.
+    _is_unlisted: bool
     # Whether the coro represents a daemon thread and did not end when it was told to. It is not told again.
     _is_given_up: bool
     # The future that await_() waits for.
@@ -1464,7 +1468,7 @@ class thread_lock:  # noqa: N801
             ValueError, OverflowError: ``timeout`` is not valid.
             RuntimeError: the coro cannot wait here (in a function that the garbage collector calls, or in a greenlet),
                 and no other real thread holds the lock. Or the caller is a task or callback that would wait without a
-                limit, and a coro of its own thread holds the lock.
+                limit, and a coro of the same thread holds the lock.
         """
     def acquire_lock(self, blocking: bool = True, timeout: float = -1) -> bool:
         """The same as ``acquire``."""
@@ -1659,7 +1663,7 @@ class condition_variable:  # noqa: N801
     def wait(self, timeout: float | None = None, block: bool = True) -> Any:
         """Wait; return the value passed to ``wake_one``, ``wake_n`` or ``wake_all``.
 
-        TimeoutError if the coro is not woken within ``timeout`` seconds. If ``block`` is false, it is raised at once.
+        TimeoutError if the coro is not woken within ``timeout`` seconds, or at once if ``block`` is false.
         """
     def wake_one(self, value: Any = None) -> bool:
         """Wake the coro that has waited longest; return False if no coro waits.
@@ -1842,7 +1846,7 @@ def _coro_hide_loop() -> Any:
 def _coro_show_loop(task: Any, /) -> None:
     """Undo ``_coro_hide_loop``: show the loop to the running coro, with ``task`` (or None) as the current task.
 
-    RuntimeError if the loop is not hidden from the coro, or another loop is running in it.
+    RuntimeError if the loop is not hidden from the coro, or if the coro is running another loop.
     """
 
 def _coro_is_hidden() -> bool:
@@ -1874,10 +1878,11 @@ def _coro_begins_thread() -> bool:
     """
 
 def _coro_set_undisturbed(flag: bool, /) -> bool:
-    """Set whether the running coro, when it is interrupted, goes on waiting for a lock that threads share.
+    """Set whether the running coro, when interrupted, goes on waiting for a lock or queue that threads share.
 
-    The interruption is then raised when the coro next waits for something else. Returns the old value. Outside of a
-    coro this does nothing.
+    This concerns only waits without a time limit. If ``flag`` is true, an interruption during such a wait is raised
+    when the coro next waits for something else.
+    Returns the old value. Outside of a coro this does nothing.
     """
 
 def _coro_can_wait() -> bool:
@@ -1899,7 +1904,7 @@ def _coro_yield_slice() -> None:
     """Let everything that is ready run. YieldFromMain outside of a coro."""
 
 def _coro_wait(coros: Iterable[Any] = ..., timeout: float | None = None, count: int | None = None) -> Any:
-    """Wait until all of ``coros``, or ``count`` of them, have ended, for at most ``timeout`` seconds.
+    """Wait, for at most ``timeout`` seconds, until all of ``coros``, or ``count`` of them, have ended.
 
     Returns a list of the ones that have ended, at most ``count``: first those that had ended before the call, in the
     order of ``coros``, and then the others in the order in which they ended. ``coros`` may also contain tasks, and

@@ -251,8 +251,8 @@ impl<'a, 'py> Args<'a, 'py> {
         ))
     }
 
-    /// The values of the signature's first `N` parameters; None for a parameter with a default that the call does not
-    /// give. Raises TypeError for too many, unknown or duplicate arguments.
+    /// The values of the signature's `N` parameters; None for each parameter that the call does not give. Raises
+    /// TypeError for too many, unknown or duplicate arguments.
     pub(crate) fn bind<const N: usize>(&self) -> PyResult<[Option<Bound<'py, PyAny>>; N]> {
         let mut bound: [Option<Bound<'py, PyAny>>; N] = [const { None }; N];
         let by_position = self.signature.by_position();

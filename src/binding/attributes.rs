@@ -217,7 +217,8 @@ pub(crate) unsafe fn version_of(kind: *mut ffi::PyTypeObject) -> u32 {
 pub(crate) struct OwnMethods {
     /// Empty before `remember`.
     table: PyOnceLock<Table>,
-    /// The type's version tag when the type was last seen to have these methods; 0 before that.
+    /// The type's version tag, if the type had these methods at the last check (`check_again`). 0 if it had others, and
+    /// before the first check.
     version: AtomicU32,
 }
 

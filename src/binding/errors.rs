@@ -50,7 +50,7 @@ pub(crate) fn leaves_loop(py: Python<'_>, error: &PyErr) -> bool {
 }
 
 /// Runs `body` at the C boundary. An error becomes the current Python exception, and a panic becomes `RuntimeError` or
-/// `MemoryError`; both return `failure`.
+/// `MemoryError`. After an error or a panic, the result is `failure`.
 #[inline]
 pub(crate) fn at_boundary<R>(py: Python<'_>, failure: R, body: impl FnOnce() -> PyResult<R>) -> R {
     match caught(body) {

@@ -1,9 +1,9 @@
 //! Python types made with `PyType_FromModuleAndSpec` and METH_FASTCALL methods instead of `#[pyclass]`, which costs too
 //! much for methods that run once per callback or per packet (`call_soon` takes 150 ns with it and 92 ns without).
 //!
-//! `NativeType` describes the objects of a type, and `new_type` creates the type object. Its methods are rows of a
-//! table (`rows`). Each row is made from a safe Rust function. It gets a `This`, the object whose method was called,
-//! and an `Args`, the arguments.
+//! `NativeType` describes the objects of a type, and `new_type` creates the type object. The methods of the type are
+//! rows of a table (`rows`). Each row is made from a safe Rust function, which gets two arguments: a `This` (the object
+//! whose method was called) and an `Args` (the arguments of the call).
 
 use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;

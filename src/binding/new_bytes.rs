@@ -63,7 +63,7 @@ impl<'py> NewBytes<'py> {
         unsafe { ffi::PyBytes_AS_STRING(self.object.as_ptr()).cast_mut().cast() }
     }
 
-    /// The unfinished object, for a cell that no other code reads. It must come back through `from_object`.
+    /// The unfinished object, for a place that no other code reads. It must come back through `from_object`.
     pub(crate) fn into_object(self) -> Bound<'py, PyAny> {
         self.object
     }

@@ -34,8 +34,8 @@ impl ObjectCell {
         unsafe { Bound::from_borrowed_ptr_or_opt(py, self.0.get()) }
     }
 
-    /// Replaces the content. The old object is dropped after the new one was stored, so code that the old object's
-    /// destructor runs sees the new one.
+    /// Replaces the content. The old object is dropped after the new one was stored. So if the old object's destructor
+    /// reads the cell, it finds the new object.
     pub(crate) fn set(&self, value: Bound<'_, PyAny>) {
         let py = value.py();
         let old = self.0.replace(value.into_ptr());

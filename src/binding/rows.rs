@@ -37,8 +37,8 @@ use super::object_result::ObjectResult;
 /// The declaration gives the row its name and its signature, so a row does not compile unless the stub has the
 /// declaration. `as` is for a function that has another name in the stub than in `help()`. A string literal is the
 /// signature itself, for a method whose type the module does not export, because the stub cannot declare such a method.
-/// If several types share a row, its declaration is the method of one of these types; stubtest compares the signatures
-/// of all of them with the stub.
+/// If several types share a row, the row names the declaration of one of these types. Stubtest compares the signature
+/// of the method with the stub for every one of the types.
 ///
 /// The function always gets all required arguments, and gets them by position (`Args::pass_to`).
 ///
@@ -332,7 +332,7 @@ pub(crate) fn add_function(
     let py = module.py();
     let owner = PyString::new(py, &owner.to_string_lossy());
     let definition = Box::leak(Box::new(definition));
-    // SAFETY: the definition is leaked, its name a C string literal.
+    // SAFETY: the definition is leaked, and its name is a C string that lives forever.
     let (name, made) = unsafe {
         let name = CStr::from_ptr(definition.ml_name);
         let made = ffi::PyCFunction_NewEx(definition, ptr::null_mut(), owner.as_ptr());

@@ -15,10 +15,10 @@ pub(crate) struct Signature {
     parameters: &'static str,
     /// The number of parameters that a call must give, and can give by position.
     required: usize,
-    /// True if there are no other parameters: no defaults, no keyword-only parameters, no `*args`.
+    /// True if there are only required parameters: no defaults, no keyword-only parameters, no `*args`.
     is_fixed: bool,
-    /// True if `required` leaves out a parameter that a call can give by name, or if there is a `**kwargs`. (Also true
-    /// for positional-only parameters with defaults: the function itself refuses their names.)
+    /// True if a call can name a parameter that is not one of the `required` ones, or if there is a `**kwargs`. (Also
+    /// true for positional-only parameters with defaults: the function itself refuses their names.)
     accepts_keywords: bool,
     /// The number of parameters that can be given by position.
     by_position: usize,
@@ -125,7 +125,7 @@ impl Signature {
         names
     }
 
-    /// The row of a method table. The row and its texts live forever.
+    /// The row of a method table. The texts that the row points to live forever.
     pub(crate) fn row(
         &self,
         raw: ffi::PyCFunctionFastWithKeywords,

@@ -20,8 +20,8 @@ use crate::binding::{base_socket, errors, new_bytes, new_objects};
 pub(crate) fn adopt(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyAny>> {
     let raw = raw_type(py)?;
     let found = py.import("socket")?.getattr("socket")?.cast_into::<PyType>();
-    // The program may have replaced `socket.socket` with something that is not a socket class. It then gets a
-    // `_socket.socket`.
+    // The program may have replaced `socket.socket` with something that is not a socket class. In that case, the
+    // program gets a `_socket.socket`.
     let kind = match found {
         Ok(kind) if kind.is_subclass(&raw)? => kind,
         _ => raw,

@@ -1,9 +1,9 @@
 //! Keeps a stack from being evicted (copied out of its place) while the cyclic garbage collector runs on it.
 //!
 //! While the collector runs, the heads of its object lists are on the C stack, and objects point to them. So the stack
-//! must stay in place during a collection. A coro that tries to wait in a finalizer or weak reference callback that the
-//! collector calls gets a `RuntimeError`. A coro with a stack of its own (`stack="own"`) may wait there. A finalizer
-//! that runs because the last reference was dropped may wait in any coro.
+//! must stay in place during a collection. If a coro tries to wait in a finalizer or weak reference callback that the
+//! collector has called, the wait raises `RuntimeError`. A coro with a stack of its own (`stack="own"`) may wait there.
+//! A finalizer that runs because the last reference was dropped may wait in any coro.
 //!
 //! The package puts `_coro_note_collection` at the front of `gc.callbacks`. The interpreter calls this function before
 //! and after each collection, on the stack that the collection runs on. The function calls `note`.

@@ -94,7 +94,7 @@ pub(super) struct CoroObject {
     /// `_asyncio_future_blocking`: set by `await`, reset by the task that waits.
     pub(super) is_blocking: Cell<u8>,
     pub(super) id: Cell<u64>,
-    /// The index of the coro in the runtime's table of live coros.
+    /// The index of the coro in its thread's table of live coros.
     pub(super) place: Cell<usize>,
     /// `threading.get_ident()` of the only thread that may run the coro.
     pub(super) thread: Cell<u64>,
@@ -103,7 +103,9 @@ pub(super) struct CoroObject {
     /// Whether this coro hides the loop. In such a coro, asyncio's functions see no running loop.
     pub(super) hides_loop: Cell<bool>,
     /// The coro stands for a daemon thread: nothing waits for its end.
-    is_daemon: AtomicBool,
+    is_daemon: Cell<bool>,
+    /// The coro is not in `asyncio.all_tasks()`.
+    is_unlisted: AtomicBool,
     /// The coro is a daemon that did not end when it was shut down. It is not shut down again.
     pub(super) is_given_up: Cell<bool>,
     /// Interruptions do not end the coro's waits for locks and queues of `threads`, unless a wait has a time limit.
@@ -140,13 +142,19 @@ impl CoroObject {
         self.status.get() == Status::Done
     }
 
-    /// Any thread may ask.
     pub(super) fn is_daemon(&self) -> bool {
-        self.is_daemon.load(Ordering::Relaxed)
+        self.is_daemon.get()
     }
 
+    /// Code that cancels all tasks and waits for them must not wait for a daemon, so a daemon is not listed.
     pub(super) fn make_daemon(&self) {
-        self.is_daemon.store(true, Ordering::Relaxed);
+        self.is_daemon.set(true);
+        self.is_unlisted.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the coro is in `asyncio.all_tasks()` while it is live. Any thread may ask.
+    pub(super) fn is_listed(&self) -> bool {
+        !self.is_unlisted.load(Ordering::Relaxed)
     }
 
     /// Fails with `ScheduleError` unless the coro belongs to this thread.
@@ -175,6 +183,7 @@ impl CoroObject {
         let hides_loop = offset_of!(CoroObject, hides_loop);
         let is_daemon = offset_of!(CoroObject, is_daemon);
         let is_given_up = offset_of!(CoroObject, is_given_up);
+        let is_unlisted = offset_of!(CoroObject, is_unlisted);
         vec![
             offset_member(c"__weaklistoffset__", weakrefs),
             member(c"_function", ffi::_Py_T_OBJECT, function, ffi::Py_READONLY),
@@ -184,6 +193,7 @@ impl CoroObject {
             member(c"_hides_loop", ffi::Py_T_BOOL, hides_loop, ffi::Py_READONLY),
             member(c"_is_daemon", ffi::Py_T_BOOL, is_daemon, ffi::Py_READONLY),
             member(c"_is_given_up", ffi::Py_T_BOOL, is_given_up, 0),
+            member(c"_is_unlisted", ffi::Py_T_BOOL, is_unlisted, 0),
         ]
     }
 

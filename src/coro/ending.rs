@@ -101,8 +101,8 @@ fn end(coro: Coro<'_>, may_yield: bool) -> PyResult<()> {
         .into_value(py)
         .into_bound(py);
     interruption::push(coro, shutdown.into_any())?;
-    // If the coro was ready already, it has an entry in the ready queue. That entry later does nothing, because the
-    // coro is no longer ready then.
+    // If the coro was ready already, it has an entry in the ready queue, which stays there. When that entry's turn
+    // comes, it does nothing unless the coro is ready again.
     coro.wait_node.exclusive(|| scheduler::claim(coro));
     resume_as_owner(coro)
 }

@@ -48,7 +48,7 @@ const NAMES: [&str; COUNT] = [
     "SimultaneousError",
 ];
 
-/// Stores the classes of the Python module, which are never freed. Raises TypeError if a name is not that of a class.
+/// Stores the classes of the Python module, which are never freed. Raises TypeError if one of them is not a class.
 pub(super) fn set_classes(module: &Bound<'_, PyAny>) -> PyResult<()> {
     for (place, name) in CLASSES.iter().zip(NAMES) {
         let class = module.getattr(name)?.cast_into::<PyType>()?;

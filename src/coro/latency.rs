@@ -264,7 +264,8 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     let innermost = places.first().map(place).transpose()?;
     let outermost = places.last().map(place).transpose()?;
     let name = name(&object, subject, outermost.as_ref())?;
-    // Only the coro's own thread may drop its last reference, so drop this one now, while the run still holds another.
+    // If the object is a coro, only its own thread may drop the last reference to it. So drop this reference now,
+    // while the run still holds another one.
     drop(object);
     if !is_current() {
         // The code above has run a finalizer (up to 3.11 the collector runs when objects are created) or a task's own

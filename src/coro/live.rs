@@ -1,7 +1,7 @@
 //! The tables of live coros, one for each thread. `asyncio.all_tasks()` reads the tables of all threads, so that a coro
 //! need not be added to a set of the whole process at its start and removed at its end.
 
-use std::ptr;
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pyo3::ffi;
@@ -11,16 +11,11 @@ use pyo3::types::PyList;
 use super::coroutine::{Coro, CoroObject};
 use crate::binding::object_result::ObjectResult;
 
-/// The coros of a thread that have started and not ended.
+/// The coros of a thread that have started and not ended: owned references. A coro knows its index (`place`).
 #[derive(Default)]
-struct Table {
-    /// Owned references. A free entry is null.
-    coros: Vec<*mut ffi::PyObject>,
-    /// The indexes of the free entries.
-    free: Vec<usize>,
-}
+struct Table(Vec<*mut ffi::PyObject>);
 
-// SAFETY: the table owns a reference through each pointer, and only attached threads use the pointers.
+// SAFETY: the pointers are references that the table owns, which are used only by attached threads.
 unsafe impl Send for Table {}
 
 /// The tables of all threads that have started a coro.
@@ -34,43 +29,46 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The table of this thread.
 #[derive(Default)]
-pub(super) struct LiveCoros(Arc<Mutex<Table>>);
+pub(super) struct LiveCoros {
+    table: Arc<Mutex<Table>>,
+    /// Whether the table is in `TABLES`.
+    is_published: Cell<bool>,
+}
 
 impl LiveCoros {
-    /// Called when the first coro is added: lets all threads see the table.
     #[cold]
     fn publish(&self) {
         let mut tables = lock(&TABLES);
         tables.retain(|table| table.strong_count() > 0);
-        tables.push(Arc::downgrade(&self.0));
+        tables.push(Arc::downgrade(&self.table));
     }
 
-    /// Adds a coro, and returns its place.
+    /// Adds a coro of this thread.
     #[inline]
-    pub(super) fn add(&self, coro: Coro<'_>) -> usize {
-        let object = coro.to_bound().into_ptr();
-        let mut table = lock(&self.0);
-        if let Some(place) = table.free.pop() {
-            table.coros[place] = object;
-            return place;
-        }
-        if table.coros.is_empty() {
+    pub(super) fn add(&self, coro: Coro<'_>) {
+        if !self.is_published.replace(true) {
             self.publish();
         }
-        table.coros.push(object);
-        table.coros.len() - 1
+        let object = coro.to_bound().into_ptr();
+        let mut table = lock(&self.table);
+        coro.place.set(table.0.len());
+        table.0.push(object);
     }
 
-    /// Removes the coro at `place`. Returns the table's reference, and whether no other coro is left.
+    /// Removes a coro, which must be in the table. Returns the table's reference, and whether no other coro is left.
     #[inline]
-    pub(super) fn remove<'py>(&self, py: Python<'py>, place: usize) -> (Bound<'py, PyAny>, bool) {
-        let mut table = lock(&self.0);
-        let object = std::mem::replace(&mut table.coros[place], ptr::null_mut());
-        table.free.push(place);
-        let is_empty = table.len() == 0;
+    pub(super) fn remove<'py>(&self, coro: Coro<'py>) -> (Bound<'py, PyAny>, bool) {
+        let place = coro.place.get();
+        let mut table = lock(&self.table);
+        let object = table.0.swap_remove(place);
+        if let Some(moved) = table.0.get(place) {
+            // SAFETY: the table holds a reference to the coro, and only this thread uses the places of its coros.
+            unsafe { &*moved.cast::<CoroObject>() }.place.set(place);
+        }
+        let is_empty = table.0.is_empty();
         drop(table);
         // SAFETY: the table has held this reference since `add`.
-        (unsafe { Bound::from_owned_ptr(py, object) }, is_empty)
+        (unsafe { Bound::from_owned_ptr(coro.py(), object) }, is_empty)
     }
 
     /// Removes all coros but `kept`, a borrowed pointer or null. Returns the table's references.
@@ -79,54 +77,58 @@ impl LiveCoros {
         py: Python<'py>,
         kept: *mut ffi::PyObject,
     ) -> Vec<Bound<'py, PyAny>> {
-        let mut table = lock(&self.0);
-        let Table { coros, free } = &mut *table;
-        let mut removed = Vec::new();
-        for (place, object) in coros.iter_mut().enumerate() {
-            if !object.is_null() && *object != kept {
-                free.push(place);
-                let object = std::mem::replace(object, ptr::null_mut());
-                // SAFETY: the table has held this reference since `add`.
-                removed.push(unsafe { Bound::from_owned_ptr(py, object) });
-            }
+        let mut table = lock(&self.table);
+        let others = table.0.extract_if(.., |object| *object != kept);
+        // SAFETY: the table has held these references since `add`.
+        let removed = others
+            .map(|object| unsafe { Bound::from_owned_ptr(py, object) })
+            .collect();
+        if let Some(kept) = table.0.first() {
+            // SAFETY: as in `remove`.
+            unsafe { &*kept.cast::<CoroObject>() }.place.set(0);
         }
         removed
     }
 
     /// New references to all coros of this thread.
     pub(super) fn all<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
-        lock(&self.0).references(py).collect()
+        lock(&self.table).references(py).collect()
     }
 
     pub(super) fn count(&self) -> usize {
-        lock(&self.0).len()
+        lock(&self.table).0.len()
     }
 
     /// The number of coros of one loop.
     pub(super) fn count_of(&self, event_loop: *mut ffi::PyObject) -> usize {
-        let table = lock(&self.0);
-        let of_loop = table.coros.iter().filter(|object| {
+        let table = lock(&self.table);
+        let of_loop = table.0.iter().filter(|object| {
             // SAFETY: the table holds a reference to each coro in it. Only the pointer to the coro's loop is read.
-            !object.is_null() && unsafe { &*object.cast::<CoroObject>() }.event_loop.as_ptr() == event_loop
+            unsafe { &*object.cast::<CoroObject>() }.event_loop.as_ptr() == event_loop
         });
         of_loop.count()
     }
 }
 
-impl Table {
-    fn len(&self) -> usize {
-        self.coros.len() - self.free.len()
-    }
-
-    fn references<'py>(&self, py: Python<'py>) -> impl Iterator<Item = Bound<'py, PyAny>> {
-        let objects = self.coros.iter().filter(|object| !object.is_null());
-        // SAFETY: the table holds a reference to each.
-        objects.map(move |object| unsafe { Bound::from_borrowed_ptr(py, *object) })
+impl Drop for LiveCoros {
+    /// The thread is ending. If it has coros that did not end, the references to them are never dropped, and
+    /// `asyncio.all_tasks()` still finds them.
+    fn drop(&mut self) {
+        if self.count() > 0 {
+            std::mem::forget(Arc::clone(&self.table));
+        }
     }
 }
 
-/// A list of the coros of all threads, except those that stand for daemon threads: code that cancels all tasks and
-/// waits for them must not wait for a daemon.
+impl Table {
+    fn references<'py>(&self, py: Python<'py>) -> impl Iterator<Item = Bound<'py, PyAny>> {
+        // SAFETY: the table holds a reference to each.
+        let new = move |object: &*mut ffi::PyObject| unsafe { Bound::from_borrowed_ptr(py, *object) };
+        self.0.iter().map(new)
+    }
+}
+
+/// A list of the coros of all threads, except those that are not listed as tasks.
 pub(super) fn tasks_of_all_threads(py: Python<'_>) -> ObjectResult<'_> {
     let tables: Vec<_> = lock(&TABLES).iter().filter_map(Weak::upgrade).collect();
     let mut coros = Vec::new();
@@ -134,6 +136,6 @@ pub(super) fn tasks_of_all_threads(py: Python<'_>) -> ObjectResult<'_> {
         coros.extend(lock(&table).references(py));
     }
     // SAFETY: all are coros, and `coros` has a reference to each.
-    coros.retain(|coro| !unsafe { &*coro.as_ptr().cast::<CoroObject>() }.is_daemon());
+    coros.retain(|coro| unsafe { &*coro.as_ptr().cast::<CoroObject>() }.is_listed());
     Ok(PyList::new(py, coros)?.into_any())
 }

@@ -58,7 +58,7 @@ mod visibility;
 mod wait_queue;
 mod watchdog;
 
-/// Adds the types and functions of this room to the native module.
+/// Adds the types and functions of this folder to the native module.
 pub(crate) fn register(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
     methods::register(module)?;
     sync::register(module)?;

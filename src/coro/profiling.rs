@@ -88,7 +88,7 @@ pub(super) unsafe fn report_returns(runtime: &Runtime, coro: Coro<'_>, thread: *
     }
 }
 
-/// Runs `body`, which calls foreign code, with the collector switched off. The foreign code must not wait, because it
+/// Runs `body`, which calls foreign code, with the collector switched off (with the GIL; else, see below). The foreign code must not wait, because it
 /// does not run on the coro's stack; marking the coro as `collecting` enforces that.
 fn undisturbed<'py, F>(runtime: &Runtime, coro: Coro<'py>, body: F)
 where

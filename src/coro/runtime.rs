@@ -314,9 +314,9 @@ impl Runtime {
         }
     }
 
-    /// Adds a coro that has been started to the table of live coros.
+    /// Adds a coro to the table of live coros, when it is started.
     pub(super) fn enter(&self, coro: Coro<'_>) {
-        coro.place.set(self.live.add(coro));
+        self.live.add(coro);
         self.stats.started.set(self.stats.started.get() + 1);
         if let Some(counters) = counters_of(&coro) {
             counters.coros_started.add(1);
@@ -326,11 +326,11 @@ impl Runtime {
         }
     }
 
-    /// Removes a coro that has ended from the table and returns the table's reference.
+    /// Removes a coro from the table, after its end. Returns the table's reference.
     pub(super) fn leave<'py>(&self, coro: Coro<'py>) -> Bound<'py, PyAny> {
         self.forgo_stack(coro);
         note_end(&coro);
-        let (kept, is_last) = self.live.remove(coro.py(), coro.place.get());
+        let (kept, is_last) = self.live.remove(coro);
         if is_last {
             self.pool.borrow_mut().clear();
         }

@@ -206,7 +206,7 @@ unsafe fn take_thread_locals(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fibe
     unsafe { thread_locals::take(coro.py(), search, &mut fiber.taken, &stack, main_sp) };
 }
 
-/// Puts a coro that was claimed into its loop's ready queue.
+/// Puts a coro into its loop's ready queue, after `claim`.
 #[inline]
 pub(super) fn queue(coro: Coro<'_>) {
     if let Some(event_loop) = coro.event_loop.get(coro.py()) {
@@ -283,8 +283,8 @@ pub(super) fn claim(coro: Coro<'_>) -> bool {
     true
 }
 
-/// Puts a coro that was claimed into its loop's ready queue, from any thread, even one that has no loop. Wakes the loop
-/// if it sleeps.
+/// Like `queue`, but may be called in any thread, even in one that has no loop. Wakes the coro's loop if the loop
+/// sleeps.
 pub(super) fn queue_from_anywhere(coro: Coro<'_>) {
     if coro.thread.get() == current_thread() {
         queue(coro);

@@ -29,12 +29,13 @@ pub(super) struct Slots {
     shared: RefCell<Vec<Rc<SharedSlot>>>,
     /// The index, modulo `count`, of the shared slot that the next coro gets if it gets no single slot.
     next: Cell<usize>,
-    /// How many shared slots coros are distributed over.
+    /// The number of shared slots over which new coros are distributed.
     count: Cell<usize>,
     /// The single slots that are free.
     free_singles: RefCell<Vec<Rc<SharedSlot>>>,
-    /// How many single slots exist, and how many may exist.
+    /// The number of single slots that exist.
     singles: Cell<usize>,
+    /// The number of single slots that may exist.
     max_singles: Cell<usize>,
     /// The number of coros that have ended in single slots.
     ends: Cell<u32>,
@@ -53,13 +54,13 @@ impl Slots {
         }
     }
 
-    /// How many shared slots later coros are distributed over.
+    /// The number of shared slots over which new coros are distributed.
     pub(super) fn count(&self) -> usize {
         self.count.get()
     }
 
-    /// Distributes later coros over `count` shared slots. None restores the initial layout: single slots, and one
-    /// shared slot.
+    /// Distributes all coros that start after this call over `count` shared slots. None restores the initial layout:
+    /// single slots, and one shared slot.
     pub(super) fn set_count(&self, count: Option<usize>) {
         self.count.set(count.unwrap_or(1));
         self.max_singles

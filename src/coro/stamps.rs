@@ -5,8 +5,8 @@
 //!   coro A ... | left    switch, loop, poll, switch    entered | ... coro B
 //! ```
 //!
-//! Each thread has its own stamps, but they are switched on for all threads at once. While they are off, their only cost
-//! is two tests of a flag in each run of a coro.
+//! Each thread has its own stamps, but they are switched on for all threads at once. While they are off, their only
+//! cost is two tests of a flag in each run of a coro.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};

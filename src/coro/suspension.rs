@@ -495,8 +495,8 @@ pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcom
     outcome
 }
 
-/// Cancels the timer of a wait that has ended before the timer ran, so that the timer does not end a later wait. A timer
-/// that is already due has moved from the loop's `timers` to the ready queue, so `timers` need not be told.
+/// Cancels the timer of a wait that has ended before the timer ran, so that the timer does not end a later wait. A
+/// timer that is already due has moved from the loop's `timers` to the ready queue, so `timers` need not be told.
 pub(super) fn end_timer(coro: Coro<'_>, timer: HandleRef) {
     let py = coro.py();
     let handle = timer.this(py);

@@ -1,4 +1,4 @@
-//! Saves and restores pointers into a coro's stack that other libraries keep in thread-local variables.
+//! Saves and restores the thread-local variables in which other libraries keep pointers to objects on a coro's stack.
 //!
 //! Extensions built with pybind11 keep a linked list of the calls that a thread is in. Its head is a thread-local
 //! variable, and its items are on the stack. If a call that ends is not at the head of the list, pybind11 terminates
@@ -33,7 +33,7 @@ use pyo3::types::{PyDict, PyString};
 pub(super) const MIN_DEPTH: usize = 768;
 /// The largest number of list items to follow.
 const MAX_ITEMS: usize = 10_000;
-/// How far above the thread's own stack pointer a list item on that stack may be.
+/// A list item on the thread's own stack is at most this many bytes above the stack pointer of that stack.
 const OWN_STACK_LEN: usize = 1 << 30;
 /// The key of pybind11's structure in the interpreter's dict or in `builtins` begins with this. The version number of
 /// the structure's layout follows.
@@ -140,8 +140,9 @@ fn find_dicts(py: Python<'_>) {
     }
 }
 
-/// Takes the pointers into `stack` out of the thread's variables, and also the ones that `put_back` set. `stack` is
-/// empty if the coro has ended; `main_sp` is the stack pointer of the thread's own stack.
+/// Looks for variables of the thread that point into `stack`, saves their values in `taken`, and sets these variables
+/// to the thread's own values. Also resets all variables that `put_back` has set. `stack` is empty if the coro has
+/// ended; `main_sp` is the stack pointer of the thread's own stack.
 ///
 /// # Safety
 /// `stack` is the used part of a suspended stack that is in place, or empty.

@@ -28,8 +28,8 @@ use super::coroutine::{Coro, CoroObject};
 use crate::binding::native_type::This;
 use crate::binding::spin_lock::SpinLock;
 
-/// A queue must not move while a coro is in it. It is a field of a Python object, and each waiting coro keeps that object
-/// alive through a frame on its stack.
+/// A queue must not move while a coro is in it. It is a field of a Python object, and each waiting coro keeps that
+/// object alive through a frame on its stack.
 pub(super) struct WaitQueue {
     first: Cell<*mut CoroObject>,
     last: Cell<*mut CoroObject>,
@@ -54,8 +54,8 @@ pub(super) struct WaitNode {
     pub(super) is_late: Cell<bool>,
 }
 
-/// Gives a value a cache line of its own. Otherwise, threads that contend for the value would also slow down accesses to
-/// other data in its cache line.
+/// Gives a value a cache line of its own. Otherwise, threads that contend for the value would also slow down accesses
+/// to other data in its cache line.
 #[repr(align(128))]
 struct Alone<T>(T);
 
@@ -79,8 +79,8 @@ impl WaitQueue {
         }
     }
 
-    /// The number of coros in the queue. Coros may leave a shared queue at any time, but none enters it while the caller
-    /// is in the critical section of the object that contains the queue.
+    /// The number of coros in the queue. Coros may leave a shared queue at any time, but none enters it while the
+    /// caller is in the critical section of the object that contains the queue.
     pub(super) fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
     }

@@ -6,7 +6,7 @@
 //!   check, sleep, check ...        next run must wake us        until a run wakes us
 //!        ^                                                                |
 //!        '----------------------------------------------------------------'
-//!   Between two checks the watchdog sleeps until the earliest run can be late.
+//!   Between two checks the watchdog sleeps until the earliest time at which a run can be late.
 //! ```
 //!
 //! There is one watchdog for all threads. It starts with the first run of a thread that has a limit: the run of a coro,
@@ -133,8 +133,8 @@ pub(super) fn watch(pulse: &Arc<Pulse>, report: Report) {
             state.is_alive = true;
             state.thread = Some(handle);
         }
-        // The process cannot start another thread. So late runs are reported only when they end. The pulses of these
-        // threads stay marked as watched, so their later runs do not try to start the watchdog again.
+        // The process cannot start another thread. So late runs are reported only when they end. All pulses stay
+        // marked as watched, so later runs do not try to start the watchdog again.
         Err(_) => state.watched.clear(),
     }
 }
@@ -176,7 +176,7 @@ pub(super) fn stop(py: Python<'_>) {
     watchdog.end_if_unused(state);
 }
 
-/// Called in a forked child, before anything else runs.
+/// Called in a forked child, before the loop continues.
 pub(super) fn after_fork(pulse: &Pulse) {
     WATCHDOG.store(ptr::null_mut(), Ordering::Release);
     pulse.set_unwatched(true);
@@ -203,8 +203,8 @@ impl State {
             let pulse = &watched.pulse;
             is_busy |= std::mem::replace(&mut watched.seen, pulse.last_change()) != watched.seen;
             let (since_ns, late_ns) = (pulse.running_since(), pulse.late_ns());
-            // By default, check again after the limit: a run that begins now cannot be late earlier, and a run that was
-            // reported and goes on need not be checked earlier.
+            // By default, check again when the limit has passed once more: a run that begins now cannot be late before
+            // that, and a run that was already reported need not be checked before that.
             let mut left_ns = late_ns;
             if let Some(since_ns) = since_ns {
                 let (from_ns, limit_ns) = pulse.holding_up_since(since_ns, late_ns);
@@ -244,8 +244,9 @@ impl Watchdog {
             }
             match state.check_pulses() {
                 Finding::Late(pulse, since_ns) => {
-                    // The run may have begun after the pulses were flagged to wake the watchdog. It has then cleared
-                    // the flag of its pulse, so all pulses must be flagged again before a sleep without a time limit.
+                    // The run may have begun after the pulses were flagged to wake the watchdog. In that case the run
+                    // has cleared the flag of its pulse, so before a sleep without a time limit, all pulses must be
+                    // flagged again.
                     quiet_checks = 0;
                     state.is_reporting = true;
                     drop(state);

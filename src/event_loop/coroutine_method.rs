@@ -1,10 +1,11 @@
 //! Native methods that return coroutines, and that introspection recognizes as coroutine functions.
 //!
 //! `inspect.iscoroutinefunction` looks for a flag in a code object. It treats any callable with a function's attributes
-//! as a function. So such a method of `grapeshot.Loop` or of a stream is an object that has the attributes of a stub:
-//! an `async def` with the method's signature and docstring, whose body never runs. Calling the object calls the native
-//! method. Reading the attribute from an instance gives an ordinary bound method. A call like `loop.sock_recv(...)`
-//! creates no bound method (`Py_TPFLAGS_METHOD_DESCRIPTOR`), as with CPython's own method descriptors.
+//! as a function. So if a method of `grapeshot.Loop` or of a stream returns a coroutine, the method is an object that
+//! has the attributes of a stub: an `async def` with the method's signature and docstring, whose body never runs.
+//! Calling the object calls the native method. Reading the attribute from an instance gives an ordinary bound method. A
+//! call like `loop.sock_recv(...)` creates no bound method (`Py_TPFLAGS_METHOD_DESCRIPTOR`), as with CPython's own
+//! method descriptors.
 
 use std::ffi::{CStr, c_void};
 use std::mem::offset_of;
@@ -25,8 +26,9 @@ use crate::binding::{defer_counting, errors};
 struct CoroutineMethodObject {
     base: ffi::PyObject,
     vectorcall: Option<ffi::vectorcallfunc>,
-    /// The function of the native method, and the type that has the method. The type is never freed.
+    /// The function of the native method.
     native: ffi::PyCFunctionFastWithKeywords,
+    /// The type that has the method. It is never freed.
     owner: *mut ffi::PyTypeObject,
     /// The Python function with the method's signature.
     stub: ObjectCell,

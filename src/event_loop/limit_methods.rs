@@ -20,8 +20,9 @@ use crate::binding::{errors, log};
 const RETRY_DELAY_S: f64 = 1.0;
 
 impl LoopObject {
-    /// Remembers `listener`, which the caller has taken out of the poller because of the limit `reached`. Its
-    /// `_resume()` is called when a connection ends, when the limits change, or at the latest after `RETRY_DELAY_S`.
+    /// Remembers `listener`, which the caller has taken out of the poller because of the limit `reached`. The loop
+    /// calls `listener._resume()` when a connection ends, when the limits change, or at the latest after
+    /// `RETRY_DELAY_S`.
     #[cold]
     pub(crate) fn pause_listener(&self, listener: &Bound<'_, PyAny>, reached: Reached) -> PyResult<()> {
         let py = listener.py();
@@ -109,7 +110,7 @@ fn set_limits<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectRe
     Ok(none(this.py()))
 }
 
-/// `_resume_listeners()`, which the timer calls.
+/// `_resume_listeners()`, which the timer of `pause_listener` calls.
 fn resume_listeners<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.reactor().limits.end_retry();
     this.resume_listeners(this.py())?;

@@ -1,6 +1,6 @@
 //! The limits of `loop.set_limits()`: how many connections, descriptors and coros a loop may have.
 //!
-//! Rooms in higher layers ask here before they open a connection or a descriptor, or start a coro. Without limits, that
+//! Modules in higher layers ask this one before they open a connection or a descriptor, or start a coro. Without limits, that
 //! costs one comparison. The limits belong to the loop's thread, except for the count of connections: whichever thread
 //! frees a connection lowers the count. `limit_methods` has the methods of the loop.
 
@@ -154,7 +154,7 @@ impl Limits {
         !self.is_retry_set.replace(true)
     }
 
-    /// Called when the timer that `begin_retry` has asked for runs.
+    /// Called by the timer for the retry.
     pub(super) fn end_retry(&self) {
         self.is_retry_set.set(false);
     }

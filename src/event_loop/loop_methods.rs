@@ -2,8 +2,9 @@
 //!
 //! The methods that run once per callback, per descriptor and per task are in `call_methods`, `watching` and `tasks`.
 //! The methods of the limits and of the probe are in `limit_methods` and `probe::methods`. This module has the other
-//! methods of this room, and makes one table of all of them. Rooms in higher layers add their own methods to the
-//! finished type. Code that runs only once per loop or per connection is Python, in the package.
+//! methods of `event_loop`, and makes one table of all these methods. `transports`, `process` and other modules that
+//! build on `event_loop` add their own methods to the finished type. Code that runs only once per loop or per
+//! connection is Python, in the package.
 
 use std::ffi::{c_int, c_void};
 

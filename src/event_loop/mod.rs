@@ -1,7 +1,8 @@
 //! The loop: scheduling, iterations, descriptors, and its Python interface `grapeshot._core.Loop`.
 //!
-//! Unless a module says otherwise, its state belongs to the thread that runs the loop. Transports, processes, coros and
-//! TLS are built on top of this room, which knows them only as a `Source`, a waiter or a deferred function.
+//! The state in these modules belongs to the thread that runs the loop, unless a module says otherwise. Transports,
+//! processes, coros and TLS are built on top of this room, which knows them only as a `Source`, a waiter or a deferred
+//! function.
 
 mod call_methods;
 mod contexts;

@@ -1,14 +1,14 @@
 //! `Progress`: whether an operation is done or must wait.
 //!
-//! Three things return a `Progress`: a step of a native coroutine, a step of a function that makes its coro wait, and
-//! an attempt to use a descriptor.
+//! For example, a step of a native coroutine, a function that makes its coro wait, and an attempt to use a descriptor
+//! return a `Progress`.
 
 use pyo3::prelude::*;
 
 use super::reactor::Direction;
 
-/// Like `std::task::Poll`, but `MustWait` carries a value that the caller needs for the wait: the reason, the object to
-/// yield, or the number of bytes to wait for. `W` is `()` if the callee has already prepared the wait.
+/// Like `std::task::Poll`, but `MustWait` carries a value that the caller needs for the wait, for example the reason,
+/// the object to yield, or the number of bytes to wait for. `W` is `()` if the callee has already prepared the wait.
 pub(crate) enum Progress<T, W = ()> {
     Done(T),
     MustWait(W),

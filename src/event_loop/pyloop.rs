@@ -124,7 +124,8 @@ impl LoopObject {
         !HAS_GIL && owner != 0 && owner != current_thread()
     }
 
-    /// `ReadyWork::defer`, called in the thread that runs the loop or, while the loop does not run, in any thread.
+    /// Queues a call of `run(object)`: see `ReadyWork::defer`. While the loop runs, only the thread that runs it may
+    /// call this. While the loop does not run, any thread may call it.
     #[inline]
     pub(crate) fn defer(&self, object: Bound<'_, PyAny>, run: Deferred) {
         let access = &self.reactor.access;

@@ -1,7 +1,7 @@
-//! The inner transport, which carries the ciphertext. It is either one of grapeshot's own transports, which is called
-//! directly, or any other object with the methods of `asyncio.Transport`. If a program has replaced methods on one of
-//! our transports or on its type, that transport is called like any other object: `transport.write = f` takes effect
-//! from the next write on.
+//! The inner transport, which carries the ciphertext. It is either one of grapeshot's own transports, whose `write`
+//! and abort are called directly, or any other object with the methods of `asyncio.Transport`. If a program has
+//! replaced methods on one of our transports or on its type, that transport is called like any other object:
+//! `transport.write = f` takes effect from the next write on.
 
 use std::cell::Cell;
 

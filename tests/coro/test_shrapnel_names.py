@@ -22,8 +22,9 @@ from grapeshot import coro
 names = ("grapeshot.insight.backdoor", "grapeshot.insight.profiler")
 print([name in sys.modules for name in names], {"backdoor", "profiler"} <= set(dir(coro)))
 from grapeshot.coro import backdoor
-print([name in sys.modules for name in names])
-print(coro.backdoor is backdoor, coro.profiler.Profile is sys.modules["grapeshot.insight.profiler"].Profile)
+print(backdoor.serve.__module__, [name in sys.modules for name in names])
+print(coro.backdoor is sys.modules["grapeshot.coro.backdoor"])
+print(coro.profiler.Profile is sys.modules["grapeshot.insight.profiler"].Profile)
 try:
     coro.other
 except AttributeError as error:
@@ -34,8 +35,9 @@ except AttributeError as error:
     ).stdout
     assert printed.splitlines() == [
         "[False, False] True",
-        "[True, False]",
-        "True True",
+        "grapeshot.coro.backdoor [True, False]",
+        "True",
+        "True",
         "module 'grapeshot.coro' has no attribute 'other'",
     ]
 

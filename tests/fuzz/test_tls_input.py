@@ -32,8 +32,8 @@ ALERTS = st.builds(
 )
 RECORDS = st.one_of(
     st.builds(
-        # Send whole records: OpenSSL checks the head of a record before the rest arrives, but grapeshot passes only
-        # whole records to it.
+        # Send whole records, unless they are too long: OpenSSL checks the head of a record before the rest arrives, but
+        # grapeshot passes only whole records to it.
         lambda kind, version, length, body: record(
             kind, version, len(body) if length is None else length, body.ljust(min(length or 0, 20_000), b"-")
         ),
@@ -119,7 +119,8 @@ def difference(ours: TlsModel, theirs: TlsModel) -> Any:
             # asyncio fails on data that crosses its close_notify, but not on an alert that refuses a renegotiation.
             return None
         # On asyncio, OpenSSL may find a fault in the head of a record before the rest arrives; grapeshot waits for the
-        # rest. While reading is paused, grapeshot processes the data before the end of the stream, and asyncio waits.
+        # rest. If the stream ends while reading is paused, grapeshot processes the data before the end at once; asyncio
+        # waits until reading is resumed.
         later = failures[1] is not None and (failures[0] is None or failures[0] > failures[1])
         return None if theirs.has_spoiled and (later or theirs.has_paused) else logs
     if failures != (None, None):

@@ -300,7 +300,7 @@ def test_coros_that_began_before(clocks):
     found = coro.run(main)
     assert function(found, "later").calls == 1
     assert function(found, "later").cpu == 20
-    # CPython before 3.15 reports less about a function in which a coro was suspended: see docs/insight.md.
+    # CPython 3.12 to 3.14 report less about a function in which a coro was suspended: see docs/insight.md.
     assert owner(found, "waits").cpu in (20, 320)
     assert sum(row.cpu for row in found.owners) == 4320
 
@@ -441,7 +441,7 @@ def test_work_of_a_native_call_after_its_wait_is_charged_to_the_coro():
     assert function(found, "recv_exact").own_cpu > loop.cpu / 4  # it copies 20 MiB
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts page faults for each thread")
+@pytest.mark.skipif(sys.platform != "linux", reason="the test needs page faults for each thread, which Linux counts")
 def test_page_faults():
     def touch():
         with mmap.mmap(-1, 1 << 20) as pages:  # not the heap, where freed memory may still have its pages

@@ -157,7 +157,7 @@ async def test_a_handler_that_runs_long_keeps_its_connection(loop):
 
 
 async def test_a_busy_loop_does_not_drop_its_peer(loop):
-    """The loop is busy until the time for the answer to a ping is over. The proxy runs on the same loop, so it cannot
+    """The loop is busy until the answer to a ping is overdue. The proxy runs on the same loop, so it cannot
     deliver the answer earlier.
     """
     async with ends(keepalive=None) as both, proxied(both.port) as (_, port):

@@ -74,7 +74,9 @@ async def test_with_buffers_while_decrypting(loop, before, after, size):
     await replaced_while_decrypting(loop, before, after, size)
 
 
-@pytest.mark.skip_on(asyncio="calls buffer_updated() of the new protocol, or of the old one forever", uvloop="the same")
+@pytest.mark.skip_on(
+    asyncio="calls the new protocol's buffer_updated(), or never stops calling the old one's", uvloop="the same"
+)
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_inside_get_buffer(loop, after):
     """get_buffer() replaces the protocol before the data is decrypted, so all of the data goes to the new protocol."""

@@ -29,8 +29,9 @@ pub(crate) struct Shape {
 struct Peer {
     socket: UdpSocket,
     sequence: u64,
-    /// When the datagram was first sent, and when it was last sent.
+    /// When the datagram was first sent.
     started_ns: u64,
+    /// When the datagram was last sent.
     sent_ns: u64,
     is_waiting: bool,
 }
@@ -124,7 +125,7 @@ impl Load {
         }
     }
 
-    /// Sends datagrams again that have waited too long for a reply.
+    /// Resends each datagram that has waited too long for its reply.
     fn resend(&mut self) {
         let now_ns = self.meter.now_ns();
         for index in 0..self.peers.len() {

@@ -8,7 +8,7 @@ use crate::http;
 pub(crate) const HEADER_LEN: usize = 16;
 
 /// The byte at `index` of a body. The Python server of the "reply" mode builds its reply by the same rule.
-#[allow(clippy::cast_possible_truncation)] // the pattern is this wrapped byte
+#[allow(clippy::cast_possible_truncation)] // only the lowest 8 bits are wanted
 pub(crate) fn pattern_byte(index: usize) -> u8 {
     (index * 31 + index / 251 + 7) as u8
 }
@@ -18,8 +18,7 @@ pub(crate) struct Echo {
     reply_len: usize,
     returns_message: bool,
     verify_every: u64,
-    /// The first byte of some messages, which asks the server for a different kind of work, and how often such a
-    /// message is sent.
+    /// If set, some messages begin with another byte, which asks the server for a different kind of work.
     other: Option<Other>,
     /// `depth` messages, one behind the other; their numbers are filled in just before sending.
     messages: Vec<u8>,

@@ -29,7 +29,8 @@ pub(crate) trait Exchange {
         None
     }
 
-    /// Whether this request's latency counts. It does not for requests that `--other-byte` or `--other-path` mixes in.
+    /// Whether this request's latency counts. The latencies of the requests that `--other-byte` or `--other-path` mixes
+    /// in do not count.
     fn is_counted(&self, _connection: usize, _number: u64) -> bool {
         true
     }
@@ -50,8 +51,9 @@ pub(crate) trait Exchange {
 struct Connection<W, S> {
     stream: W,
     state: S,
-    /// The number of requests that were sent completely. Of the next one, `offset` bytes were sent.
+    /// The number of requests that were sent completely.
     sent: u64,
+    /// The number of bytes of the next request that were sent.
     offset: usize,
     issued: u64,
     answered: u64,

@@ -27,8 +27,9 @@ pub(crate) struct Handshakes {
     address: SocketAddr,
     client: TlsClient,
     buffer: Vec<u8>,
-    /// Whether handshakes resume a session, and the newest ticket that a server has sent.
+    /// Whether handshakes resume a session.
     resumes: bool,
+    /// The newest ticket that a server has sent.
     ticket: Option<Ticket>,
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct Latency {
     max: f64,
 }
 
-/// The quantiles of the curve in a chart, spaced about evenly by the number of nines.
+/// The quantiles of the latency curve in a chart. They are closer together towards 1.
 const CURVE: [f64; 14] = [
     0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995, 0.9975, 0.999, 0.9995, 0.9999, 1.0,
 ];

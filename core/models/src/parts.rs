@@ -33,8 +33,9 @@ impl AtomicBool {
         self.inner().load(order)
     }
 
-    /// Stores the value by a swap, because loom gets plain stores wrong: if a store overwrites the value that another
-    /// thread has swapped in, loom lets that thread load its own value again even after a fence. No processor does so.
+    /// Stores the value by a swap, because loom gets plain stores wrong. For example, thread A swaps in a value, and a
+    /// store of thread B overwrites this value. Then loom lets A load A's value again, even after a fence. No processor
+    /// does so.
     pub fn store(&self, value: bool, order: Ordering) {
         self.inner().swap(value, order);
     }

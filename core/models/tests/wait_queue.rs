@@ -13,7 +13,7 @@ use loom::thread;
 /// Stands for a lock or a queue: it has units to give away, and coros wait for them.
 struct Source {
     waiters: WaitQueue,
-    /// How many units nobody has. The mutex stands for the critical section of the lock or the queue.
+    /// The number of free units. The mutex stands for the critical section of the lock or the queue.
     free: Mutex<usize>,
     /// How many waits were successful.
     taken: AtomicUsize,

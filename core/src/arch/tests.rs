@@ -27,7 +27,7 @@ impl Pair {
         });
         let top = pair.memory.as_mut_ptr_range().end as usize;
         let argument = (&raw mut *pair).cast();
-        // SAFETY: the memory above belongs to the pair and is unused.
+        // SAFETY: the memory below `top` belongs to the pair and is unused.
         pair.other_sp.set(unsafe { prepare(top, entry, argument) });
         pair
     }

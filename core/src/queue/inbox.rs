@@ -25,8 +25,8 @@ use super::parts::{AtomicBool, Ordering, SegQueue, fence};
 /// A lock-free queue with one consumer, which may sleep.
 pub struct Inbox<T: Send> {
     items: SegQueue<T>,
-    /// The consumer sets it before it blocks, and clears it when it is awake again. If a producer clears it first, this
-    /// producer must wake the consumer.
+    /// The consumer sets this flag before it blocks, and clears the flag when it is awake again. A producer that clears
+    /// the flag first must wake the consumer.
     is_sleeping: AtomicBool,
 }
 
@@ -53,7 +53,7 @@ impl<T: Send> Inbox<T> {
     /// Returns true if the caller must wake the consumer: it is asleep, and no other producer was told to wake it.
     ///
     /// This is for a producer that does not put its item into the inbox, but passes it by other means under a lock. The
-    /// consumer must hold the same lock when it checks for such items, and must not release it before it has called
+    /// consumer must hold the same lock when it checks for such items, and must keep the lock until after the call of
     /// [`Inbox::begin_locked_sleep`].
     #[inline]
     #[must_use = "if it returns true, the caller must wake the consumer"]
@@ -94,8 +94,8 @@ impl<T: Send> Inbox<T> {
         if self.items.is_empty() {
             return true;
         }
-        // A producer may have cleared the flag in between. It will then wake a consumer that is awake already, which
-        // does no harm.
+        // A producer may have cleared the flag in between. That producer wakes the consumer, although the consumer is
+        // awake already. This does no harm.
         self.end_sleep();
         false
     }

@@ -81,7 +81,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
     }
 
     /// Inserts a chunk before all others. Its first `sent_bytes` bytes are already written, and at least one byte is
-    /// not. No byte of the other chunks may be written yet.
+    /// not. The chunks that are already in the buffer must be completely unwritten.
     pub fn push_front(&mut self, chunk: C, sent_bytes: usize) {
         debug_assert!(self.sent_bytes == 0, "the front chunk is partly written");
         debug_assert!(sent_bytes < chunk.as_ref().len(), "the chunk is written");

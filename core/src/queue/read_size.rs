@@ -16,7 +16,7 @@ const MIN_DIRECT_LEN: usize = 8 * 1024;
 const MAX_DIRECT_LEN: usize = 256 * 1024;
 /// The size of an object that a read goes into directly is a multiple of this.
 const UNIT: usize = 4 * 1024;
-/// When this many reads in a row have needed the same size of object as the read before them, the next read goes
+/// When this many reads in a row have each needed the same size of object as the previous read, the next read goes
 /// directly into an object of that size.
 const STEADY_READS: u8 = 4;
 

@@ -118,10 +118,10 @@ impl<T> TimerHeap<T> {
     }
 
     /// When the loop must wake up, if timers that `has_slack` accepts may fire up to `slack_ns` late and all others
-    /// may not. That is the earliest deadline of a timer without slack, or `slack_ns` after the earliest deadline of a
-    /// timer with slack, whichever comes first. At most `MAX_EXAMINED` entries of the run, and as many of the array,
-    /// are examined. Entries beyond these count as if they had no slack, so the result may be earlier than necessary
-    /// but never too late.
+    /// must fire on time. That is the earliest deadline of a timer without slack, or `slack_ns` after the earliest
+    /// deadline of a timer with slack, whichever comes first. At most `MAX_EXAMINED` entries of the run, and as many of
+    /// the array, are examined. Entries beyond these count as if they had no slack, so the result may be earlier than
+    /// necessary but never too late.
     #[inline]
     #[must_use]
     pub fn wake_when(&self, slack_ns: u64, has_slack: impl Fn(&T) -> bool) -> Option<u64> {

@@ -11,9 +11,9 @@
 //! ```
 //!
 //! - **Guards.** An access to a guard faults, so a stack that overflows does not overwrite the stack below it. Since
-//!   Linux 6.13 a guard is a mark in the page tables (`pages::install_guard`). The kernel then counts an arena as one
-//!   mapping, or as two until all of its stacks have been opened. On other systems a guard is memory without access,
-//!   which takes two mappings for each stack.
+//!   Linux 6.13 a guard is a mark in the page tables (`pages::install_guard`). With marks, the kernel counts an arena
+//!   as one mapping, or as two until all of its stacks have been opened. On other systems a guard is memory without
+//!   access, which takes two mappings for each stack.
 //! - **Colours.** Suspended stacks use the memory just below their tops. If all tops had the same offset in a page,
 //!   they would share a few sets of the processor's caches and evict each other from them. So each stack has its own
 //!   *colour*: an extra length that moves its top.
@@ -25,8 +25,8 @@
 //! - **Limits.** A caller can reserve a stack with `promise`; `take_promised` then cannot fail. Near a limit of the
 //!   system, new stacks must be refused while the rest of the process can still allocate. So `mappings` leaves a
 //!   reserve of mappings, and an arena is made only if the address space has more room than the arena needs. Stacks are
-//!   opened in groups, because a group is a large request: the system refuses it while it still has memory for smaller
-//!   requests.
+//!   opened in groups, because a group is a large request. The system refuses large requests while there is still
+//!   memory for small ones.
 //!
 //! An `Arenas` belongs to one thread.
 
@@ -49,8 +49,8 @@ const TABLE_LEN: usize = 2 * MIB;
 /// Tops have this many different offsets in a page, one cache line apart.
 const LINE_COLOURS: usize = 64;
 const LINE_LEN: usize = 64;
-/// The tops also lie in this many different pages, `PAGE_STEP` apart. The entries of two such pages in a page table are
-/// 64 bytes apart, and so in different cache lines.
+/// The tops also lie in this many different pages, `PAGE_STEP` apart. So the page table entries of these pages are at
+/// least 64 bytes apart, in different cache lines.
 const PAGE_COLOURS: usize = 8;
 const PAGE_STEP: usize = 32 * 1024;
 /// The most that colours add to the length of a stack.
@@ -73,8 +73,8 @@ const RESERVED_LEN: usize = 32 * MIB;
 /// Why a stack could not be allocated.
 #[derive(Debug)]
 pub enum StackError {
-    /// The process is near the kernel's limit of mappings. `None` if the mappings were not counted this time, because a
-    /// count a moment ago found too few left.
+    /// The process is near the kernel's limit of mappings. `None` if the mappings were not counted this time, because
+    /// too few were left when they were last counted, a moment ago.
     Mappings(Option<MappingUsage>),
     /// The system refused memory or addresses.
     Memory(io::Error),

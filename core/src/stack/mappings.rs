@@ -4,9 +4,8 @@
 //! At the limit every large allocation of the process fails, not only the allocation of a stack, and most programs do
 //! not survive that. So stacks leave a reserve. Counting the mappings takes time in proportion to their number
 //! (`pages::mapping_usage`), so not every request counts them. After each count, stacks may take some mappings without
-//! a further count: an eighth of the mappings that were counted, or half of the mappings that are free beyond the
-//! reserve if that is less. The other half is left to the rest of the process, which may take mappings before the next
-//! count.
+//! a further count: an eighth of the counted number, but at most half of the mappings that are free beyond the reserve.
+//! The other half is left to the rest of the process, which may take mappings before the next count.
 //!
 //! The limit applies to the whole process, so any thread may use a `Budget`.
 

@@ -8,7 +8,7 @@
 //!   |            |     nothing below it is kept                       +--> |  sp .. top |  as long as the
 //!   |            |                                                         +------------+  used part
 //!   +------------+ base
-//!   |   guard    |  1 MiB without access, like below a process's stack, so that a large frame cannot reach past it
+//!   |   guard    |  1 MiB without access, so that a large frame cannot reach past it
 //!   +------------+
 //! ```
 //!
@@ -39,7 +39,7 @@ use crate::sys::pages;
 
 /// A trim keeps this much memory below the top of a stack, and gives back the memory further down.
 const RESIDENT_LEN: usize = 256 * 1024;
-/// How many evictions there are between two trims.
+/// [`StackSlot::evict`] trims the stack once in this many evictions.
 const EVICTIONS_PER_TRIM: u32 = 1024;
 /// The byte with which [`StackSlot::poison`] overwrites a stack.
 const POISON: u8 = 0xDD;

@@ -3,12 +3,13 @@
 //! Other processes may share a descriptor, such as stdin. Then it is not enough to wait until the descriptor is ready
 //! and to read from it afterwards: the read blocks if another process has taken the data in between. Nonblocking mode
 //! cannot be used either, because it belongs to the open file and would affect the other processes too. The calls in
-//! this module do not block, and do not change the mode:
+//! this module do not block, and do not change the mode. On Linux they first try the flag `RWF_NOWAIT`, which the
+//! kernel supports for some kinds of files (for pipes and sockets since Linux 6.5). Without that flag, the method
+//! depends on the kind of file:
 //!
 //! | kind of file | method |
 //! |---|---|
 //! | sockets | `MSG_DONTWAIT` |
-//! | pipes | `RWF_NOWAIT` (Linux 6.5) |
 //! | FIFOs, and pipes on older kernels | opened a second time through `/proc/self/fd`, in nonblocking mode |
 //! | the slave side of a pseudo-terminal | the same, unless the terminal was hung up |
 //! | the master side of a pseudo-terminal | none, because a second `open` would make a new terminal |

@@ -5,8 +5,8 @@
 
 /// The clock CPython uses for `time.monotonic()`.
 ///
-/// On Apple systems that is `mach_absolute_time`, which `CLOCK_UPTIME_RAW` reads. Unlike `CLOCK_MONOTONIC` there, it
-/// stands still while the machine sleeps.
+/// On Apple systems that is `mach_absolute_time`, which `CLOCK_UPTIME_RAW` reads. This clock stands still while the
+/// machine sleeps. (The `CLOCK_MONOTONIC` of Apple systems goes on.)
 #[cfg(target_vendor = "apple")]
 const MONOTONIC: libc::clockid_t = libc::CLOCK_UPTIME_RAW;
 #[cfg(not(target_vendor = "apple"))]
@@ -46,7 +46,7 @@ pub fn thread_cpu_ns() -> u64 {
     read_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// The most by which the difference of two readings of `coarse_ns` may differ from the real duration.
+/// The largest error of a duration that is measured with two readings of `coarse_ns`.
 ///
 /// Source: `clock_getres(2)`.
 #[must_use]
@@ -62,7 +62,7 @@ pub fn coarse_resolution_ns() -> u64 {
 
 /// A count that rises at a steady rate, read with one instruction if the processor has one for it. Its unit is unknown,
 /// one processor may be a little behind another, and the count may restart while the machine sleeps. So use it only to
-/// find out which share of a longer period each of its parts has taken.
+/// divide a longer period into parts, and to find out which share of the period each part has taken.
 ///
 /// Source: Intel SDM, volume 3, "Time-stamp counter"; Arm ARM, `CNTVCT_EL0`.
 #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,5 @@
-//! The interface to the operating system. Its calls return `io::Result`, and do not block unless they say so.
+//! The interface to the operating system. Most calls that can fail return `io::Result`. A call does not block unless
+//! its description says so.
 //!
 //! The differences between systems are hidden in here. The types and functions have the same names and the same meaning
 //! on every system. A topic whose implementations differ much is a folder, and its `mod.rs` selects the file.

@@ -98,8 +98,8 @@ pub(crate) unsafe fn discard(start: usize, len_bytes: usize) {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const GUARD_INSTALL: libc::c_int = 102;
 
-/// Makes every access to the range cause a fault, although the mapping still allows access. This does not split the
-/// mapping (Linux 6.13). Returns false, and changes nothing, if the system cannot do that here.
+/// Makes every access to the range cause a fault, although the mapping still allows access. The mapping is not split.
+/// Only Linux from 6.13 on can do this. Returns false, and changes nothing, if the system cannot do it here.
 ///
 /// # Safety
 /// The range belongs to a private anonymous mapping of the caller, and nothing uses it.

@@ -257,7 +257,7 @@ impl<T> Mailbox<T> {
         std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Makes the descriptor readable, although nothing may have arrived. Any thread may call this.
+    /// Makes the descriptor readable, even if no outcome has arrived. Any thread may call this.
     pub fn wake(&self) {
         self.waker.wake();
     }

@@ -1,4 +1,4 @@
-//! Queries the state of descriptors, or waits for it, without a poller.
+//! Finds out whether descriptors are ready, or waits for a single descriptor, without a poller.
 //!
 //! [`wait_ready`] is for a blocking read or write on a nonblocking descriptor, in a thread that does not run a loop.
 //! [`is_any_ready`] checks descriptors without taking their events from the poller. The descriptors may be of any kind.

@@ -61,7 +61,7 @@ impl SignalPipe {
     pub fn drain(&self) -> Arrived {
         let mut numbers = Vec::new();
         let mut bytes = [0_u8; 1024];
-        // The number is limited, so that a flood of signals does not block the loop.
+        // The amount is limited, so that a flood of signals does not block the loop.
         while numbers.len() < MAX_DRAINED_LEN {
             match nix::unistd::read(&self.reader, &mut bytes) {
                 Ok(len) if len > 0 => numbers.extend_from_slice(&bytes[..len]),

@@ -170,5 +170,6 @@ def new_event_loop() -> Loop:
         OSError: the system has no descriptor left for the poller (``EMFILE``, ``ENFILE``).
     """
     if hooks.borrow is not None and (borrowed := hooks.borrow(None)) is not None:
-        return borrowed  # type: ignore[no-any-return]  # for a coro that hides its loop: a loop that borrows it
+        # The caller is a coro that hides its loop: `borrowed` is a new loop that borrows the hidden one.
+        return borrowed  # type: ignore[no-any-return]
     return Loop()

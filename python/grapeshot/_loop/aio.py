@@ -2,7 +2,8 @@
 
 A read or an open that need not wait for a disk is made at once, in the loop's thread. This is possible because a flag
 (``RWF_NOWAIT``, ``RESOLVE_CACHED``) makes the kernel refuse the call if it needs data that is not in memory. All other
-calls go to the loop's queue (``src/aio.rs``), and a future gets the outcome.
+calls are made by an :class:`AioQueue` (native part: ``src/aio.rs``), of which each loop has one. A future gets the
+outcome of each call.
 
 Tasks use this through :mod:`grapeshot.files`, coros through ``coro.aio_read``, ``coro.aio_write`` and
 ``coro.file_sock``.
@@ -108,7 +109,7 @@ class AioQueue(Answers):
 
 
 def queue_of(loop: Any) -> AioQueue:
-    """Return the queue of a loop; make it if there is none yet.
+    """Return a loop's queue of calls on files; make the queue if there is none yet.
 
     Raises:
         RuntimeError: the loop is closed.
@@ -138,9 +139,9 @@ def octets(data: Any) -> bytes:
 def read_now(fd: int, size: int, offset: int) -> bytes | None:
     """Read up to ``size`` bytes if the kernel has them in memory, otherwise return None.
 
-    At the end of the file, this returns b"". If only the first of these bytes are in memory, this returns None, too.
-    But a read at the file's own position (``OWN_POSITION``) returns them, because the position has already moved past
-    them. If ``size`` is more than 1 MiB, this always returns None.
+    At the end of the file, this returns b"". If only the beginning of the requested part is in memory, this returns
+    None, too. But a read at the file's own position (``OWN_POSITION``) returns this beginning, because the position has
+    already moved past it. If ``size`` is more than 1 MiB, this always returns None.
 
     Raises:
         OSError: as :func:`os.pread`.

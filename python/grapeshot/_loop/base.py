@@ -80,9 +80,10 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     # sendfile with the system call and no fallback, under the names that asyncio's own loops use
     _sendfile_native: Callable[..., Coroutine[Any, Any, int]]
     _sock_sendfile_native: Callable[..., Coroutine[Any, Any, int]]
-    # Signals: the handlers by number; and the numbers whose Python handler has run, but which have not been read from
-    # the wake-up pipe yet. `_signals_noted` also has the numbers that were lost because the pipe was full.
+    # signals: the handlers, by signal number
     _signal_handlers: dict[int, SignalHandler] | None = None
+    # The numbers of signals that have arrived (their Python handler has run), but that the loop has not yet read from
+    # the wake-up pipe. If the pipe was full, the number of such a signal is here, but not in the pipe.
     _signals_noted: set[int]
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -48,10 +48,10 @@ async def create_connection(
     """Connect to ``host`` and ``port``, or take the connected ``sock``; return ``(transport, protocol)``.
 
     If the host has several addresses, they are tried one after another. With ``happy_eyeballs_delay``, the next attempt
-    starts when the previous one fails, but at the latest that many seconds after the previous one started; the first
-    address that connects is used (RFC 8305). ``interleave`` is the number of addresses of the first family to try
-    before the addresses of the families alternate; the default with ``happy_eyeballs_delay`` is 1. If all attempts
-    fail, an OSError is raised, or with ``all_errors`` an ExceptionGroup with the error of each attempt.
+    starts as soon as the previous one has failed, or has run for that many seconds. The first address that connects is
+    used (RFC 8305). ``interleave`` is the number of addresses of the first family that are tried before the first
+    address of another family. After that, the families alternate. The default with ``happy_eyeballs_delay`` is 1. If
+    all attempts fail, an OSError is raised, or with ``all_errors`` an ExceptionGroup with the error of each attempt.
 
     Raises:
         LimitError: the loop has reached its limit of connections or descriptors (:meth:`Loop.set_limits`).

@@ -47,7 +47,7 @@ async def create_datagram_endpoint(
     :class:`os.PathLike`; abstract names begin with a NUL), and a stale socket file at ``local_addr`` is removed first.
     With ``allow_broadcast`` the socket is not connected, but the transport still sends to ``remote_addr``. Instead of
     addresses, you may pass ``sock``, an open datagram socket (from Python 3.13 on: any open socket except a stream
-    socket). It is made nonblocking, but neither bound nor connected.
+    socket). This method makes ``sock`` nonblocking, but does not bind or connect it.
 
     Raises:
         OSError: no address worked (this is the error of the first one), or a name does not resolve

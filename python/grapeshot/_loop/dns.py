@@ -1,10 +1,10 @@
 """Name resolution: native threads look up names, and IP addresses are answered at once.
 
-Names do not go to the default executor, so they do not wait behind other work there. The C library is asked in native
-threads of the process (``core/src/sys/resolver``), which do no other work, and for which the exit of the process does
-not wait. If a program has replaced ``socket.getaddrinfo`` or ``socket.getnameinfo``, the executor calls the
-replacement, as in asyncio, even for IP addresses. For arguments that the native threads do not accept (wrong values
-and unusual types), the executor calls CPython's own functions.
+Names do not go to the default executor, so they do not wait behind other work there. Native threads of the process
+(``core/src/sys/resolver``) ask the C library. They do no other work, and the process does not wait for them when it
+exits. If a program has replaced ``socket.getaddrinfo`` or ``socket.getnameinfo``, the executor calls the replacement,
+as in asyncio, even for IP addresses. For arguments that the native threads do not accept (wrong values and unusual
+types), the executor calls CPython's own functions.
 
 Most IP addresses with a numeric port never get here, because ``Loop.getaddrinfo`` answers them natively
 (``src/dns/literals.rs``). The others (with a zone, with unusual flags, or in debug mode) and ``host=None`` need no
@@ -70,7 +70,7 @@ _core._set_resolver(_ORIGINAL["getaddrinfo"], _NATIVE["getaddrinfo"])
 _FAMILIES = {int(family): family for family in socket.AddressFamily}
 _KINDS = {int(kind): kind for kind in socket.SocketKind}
 # The C library answers some questions without a server and without files. In place of such a question, the functions
-# below return AT_ONCE, and the caller calls the C library in its own thread.
+# below return AT_ONCE, and the caller calls the C library directly, without another thread.
 AT_ONCE: Question = ("", ())
 
 os.register_at_fork(before=_core._resolver_before_fork, after_in_child=_core._resolver_after_fork)

@@ -8,7 +8,7 @@ import signal
 
 
 class HelperThread:
-    """A real thread that runs :meth:`run`, which a subclass implements, until that returns.
+    """A real thread that calls the method :meth:`run`. A subclass implements this method.
 
     It is started with the original ``_thread.start_new_thread``, which grapeshot's own modules keep even after
     :func:`grapeshot.coro.patch`. A ``threading.Thread`` started after ``patch()`` would be a coro, which could not run

@@ -1,7 +1,7 @@
 """Debug mode only: where transports and servers were opened, where coros were spawned, and which coro made a task.
 
-When such an object is made, its place in the program is found by walking up the stack, past the frames of this package
-and of asyncio.
+The place in the program is found when the object is made, by walking up the stack, past the frames of this package and
+of asyncio. The coro that made a task is found in the task's context.
 """
 
 from __future__ import annotations

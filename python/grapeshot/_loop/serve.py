@@ -103,11 +103,11 @@ class Server(asyncio.Server):
         await asyncio.sleep(0)
 
     async def serve_forever(self) -> None:
-        """Accept connections until the server is closed or this coroutine is cancelled, which closes the server.
+        """Accept connections until :meth:`close` is called, or until this coroutine is cancelled.
 
-        In both cases, this method closes the open connections, waits until they have ended, and then raises
-        CancelledError. (On Python 3.11, as in that version's asyncio, it raises CancelledError at once and leaves the
-        connections open.)
+        In both cases, this method closes the server and the open connections, waits until the connections have ended,
+        and then raises CancelledError. (On Python 3.11, as in that version's asyncio, it raises CancelledError at once
+        and leaves the connections open.)
 
         Raises:
             RuntimeError: the server is closed, or serve_forever() is already running.
@@ -203,8 +203,9 @@ class Server(asyncio.Server):
     def _accepting(self, transport: _core.StreamTransport, is_waiting: bool) -> asyncio.Future[None] | None:
         """Make the task that represents the accepting of ``transport``, as in asyncio.
 
-        The native loop calls this if anything was scheduled while it accepted a connection without TLS. With
-        ``is_waiting``, the task lasts until the returned future is done; otherwise it ends with its first step.
+        The native loop calls this only for a connection without TLS, and only if something was scheduled while the
+        connection was accepted. With ``is_waiting``, the task lasts until the returned future is done; otherwise the
+        task ends with its first step.
         """
         waiter = self._loop.create_future() if is_waiting else None
         tls.start_accepting(self._loop, transport, waiter)

@@ -51,7 +51,8 @@ async def sock_connect(loop: BaseLoop, sock: socket.socket, address: Any) -> Non
         if error == 0:
             return
         if error not in _STILL_CONNECTING:
-            # No local variable holds the exception: it would form a reference cycle with a frame of its traceback.
+            # Do not keep this exception in a local variable: its traceback refers to this frame, which would then be
+            # part of a reference cycle.
             raise OSError(error, f"Connect call failed {address}")
 
 

@@ -226,7 +226,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         files = (process.stdin, process.stdout, process.stderr)
         self._pipes: dict[int, _Pipe | None] = {fd: None for fd, file in enumerate(files) if file is not None}
         self._live_pipes = len(self._pipes)
-        # calls of the protocol that have to wait for connection_made; None once that is scheduled
+        # calls of the protocol that have to wait for connection_made; None once connection_made is scheduled
         self._held_back: list[tuple[Any, ...]] | None = []
         self._waiters: set[asyncio.Future[int]] = set()
 

@@ -73,10 +73,11 @@ def make_transport(
     server_hostname: str | None = None,
     below: asyncio.WriteTransport | None = None,
 ) -> _core.SSLTransport:
-    """Return a TLS transport for ``protocol``. The caller makes this TLS transport the protocol of the transport below.
+    """Return a TLS transport for ``protocol``.
 
-    If the connection is already open, ``below`` is the transport below. In that case, ``connection_made`` of
-    ``protocol`` was called before, and the protocol's methods are called in the context of the connection.
+    The caller makes the TLS transport the protocol of another transport, which carries the encrypted data. If the
+    connection is already open, ``below`` is that other transport. In that case, ``connection_made`` of ``protocol`` was
+    called before, and the protocol's methods are called in the context of the connection.
     """
     context = context_of(ssl_argument, server_side, server_hostname)
     name = None if server_side else server_hostname or None

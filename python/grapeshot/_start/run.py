@@ -93,9 +93,9 @@ def install(*, streams: bool = False, transports: bool = False) -> None:
     """Make grapeshot the loop of :func:`asyncio.run`, :class:`asyncio.Runner` and :func:`asyncio.new_event_loop`.
 
     Where Python has event loop policies (up to 3.15), this sets :class:`grapeshot.EventLoopPolicy`, without a
-    deprecation warning. On a Python without policies, it replaces ``asyncio.new_event_loop``, which the other two entry
-    points call. A program that passes its own ``loop_factory`` is not affected. While grapeshot is installed, another
-    call only adds what its ``streams`` and ``transports`` ask for.
+    deprecation warning. On a Python without policies, it replaces ``asyncio.new_event_loop``, which ``asyncio.run`` and
+    ``asyncio.Runner`` call. A program that passes its own ``loop_factory`` is not affected. While grapeshot is
+    installed, another call only adds what its ``streams`` and ``transports`` ask for.
 
     With ``streams``, the functions of :mod:`grapeshot.streams` also replace ``open_connection``, ``start_server``,
     ``open_unix_connection`` and ``start_unix_server`` in :mod:`asyncio` and ``asyncio.streams``. Code that imported

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 # Not grapeshot.pth, because an editable installation has a file of that name, which makes the package importable. Files
-# are read in alphabetical order, so that file is read before this one.
+# are read in alphabetical order: grapeshot.pth comes before this one.
 _NAME = "grapeshot_install.pth"
 
 

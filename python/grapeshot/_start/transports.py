@@ -37,8 +37,9 @@ _replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 
 def replace() -> None:
-    """Replace the functions in aiofastnet, and in all modules that have imported them. Without aiofastnet, do
-    nothing.
+    """Replace the functions in aiofastnet, and in all modules that have imported them.
+
+    Without aiofastnet, do nothing.
     """
     try:
         import aiofastnet  # type: ignore[import-not-found, unused-ignore]

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def aio_read(fd: int, nbytes: int, offset: int, /) -> bytes:
-    """Return up to ``nbytes`` bytes of a file from ``offset`` on, b"" at its end. The file's position does not move.
+    """Return up to ``nbytes`` bytes of a file from ``offset`` on; b"" at the end of the file.
+
+    The file's position does not move.
 
     If the coro is interrupted, the system may still use the descriptor for a moment, and the program must not close it
     during that time. A :class:`file_sock` takes care of this.
@@ -94,7 +96,7 @@ def wait_in_memory(prefetch: aio.Prefetch, fd: int, offset: int, length: int) ->
 
 
 def _wait_for(name: str, *args: Any, on_end: Callable[[Any], object]) -> Any:
-    """Start a call in the loop's queue, and wait for its outcome."""
+    """Start a call in the loop's :class:`aio.AioQueue`, and wait for the outcome of the call."""
     try:
         queue = aio.queue_of(_core._coro_current()._loop)
     except BaseException:

@@ -218,7 +218,10 @@ def wait_for_future(coro: Any, future: Any) -> BaseException | None:
 
 
 def _message(interruption: BaseException) -> Any:
-    """Return the message with which to cancel a future: that of the cancel() that interrupted the coro, or None."""
+    """Return the message with which to cancel a future.
+
+    If ``cancel()`` has interrupted the coro, this is the message that ``cancel()`` was given; otherwise None.
+    """
     if type(interruption) is asyncio.CancelledError and interruption.args:
         return interruption.args[0]
     return None
@@ -308,7 +311,7 @@ if TYPE_CHECKING:
     def run_in_thread(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
 
 
-def run_in_thread(  # type: ignore[misc]  # correct: an `fn` with an argument `executor` is not accepted
+def run_in_thread(  # type: ignore[misc]  # intended: an `fn` with an argument `executor` is not accepted
     fn: Callable[..., Any], /, *args: Any, executor: concurrent.futures.Executor | None = None, **kwargs: Any
 ) -> Any:
     """Run ``fn(*args, **kwargs)`` in a real thread while this coro waits; return its result or raise its exception.

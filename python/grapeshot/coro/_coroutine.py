@@ -11,6 +11,7 @@ or the item that they had granted.
 
 from __future__ import annotations
 
+import _asyncio  # not asyncio's names, because programs may replace these
 import asyncio
 import contextvars
 import reprlib
@@ -25,7 +26,7 @@ from . import _errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
     from typing import Any, TextIO, TypeVar
 
@@ -89,8 +90,8 @@ class Coro(_core.Coro["_T_co"]):
         Returns None if the coro was shut down, interrupted or cancelled. (:meth:`result` raises CoroCancelled then.)
 
         Raises:
-            TimeoutError: the coro has not ended after ``timeout`` seconds. If the coro itself may raise TimeoutError,
-                :meth:`done` tells the two apart.
+            TimeoutError: the coro has not ended after ``timeout`` seconds. If :meth:`done` is true, the coro itself has
+                raised the error.
             NotStartedError: the coro was not started.
             RuntimeError: a coro joins itself.
             YieldFromMain: not called in a coro.
@@ -300,35 +301,70 @@ def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
 
 
 class _TasksAndCoros(weakref.WeakSet["Any"]):
-    """The class given to asyncio's set of tasks that are not its own: the set then also contains all live coros.
+    """Asyncio's set of tasks of other classes than :class:`asyncio.Task` gets this class, and then contains all coros.
 
-    The coros are not added one by one. That would take time for each of them, and loops in different threads would have
-    to wait for each other whenever they change the set.
+    (Before Python 3.14, the set also contains asyncio's own tasks.) The coros are not added one by one. That would take
+    time for each of them, and loops in different threads would wait for each other whenever they change the set.
     """
+
+    # Kept here, because `all_tasks()` may be called at exit, when the names of this module are gone.
+    _live, _kind = staticmethod(_core._coro_live_tasks), _core.Coro
 
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()
-        yield from _core._coro_live_tasks()
+        yield from self._live()
 
     def __len__(self) -> int:
-        return super().__len__() + len(_core._coro_live_tasks())
+        return super().__len__() + len(self._live())
 
     def __contains__(self, item: object) -> bool:
-        return super().__contains__(item) or item in _core._coro_live_tasks()
+        if isinstance(item, self._kind):
+            return not item._is_unlisted and item._status not in ("new", "done")
+        return super().__contains__(item)
+
+    def add(self, item: Any) -> None:
+        if isinstance(item, self._kind):
+            item._is_unlisted = False
+        else:
+            super().add(item)
+
+    def discard(self, item: Any) -> None:
+        if isinstance(item, self._kind):
+            item._is_unlisted = True
+        else:
+            super().discard(item)
+
+    def remove(self, item: Any) -> None:
+        if item not in self:
+            raise KeyError(item)
+        self.discard(item)
+
+    def copy(self) -> Any:
+        return weakref.WeakSet(self)
+
+
+def _by_copy(name: str) -> Callable[[Any, Any], Any]:
+    return lambda self, other: getattr(self.copy(), name)(other)
+
+
+for _name in ("eq", "le", "lt", "ge", "gt", "and", "or", "sub", "xor"):
+    setattr(_TasksAndCoros, f"__{_name}__", _by_copy(f"__{_name}__"))
+for _name in ("difference", "intersection", "symmetric_difference", "union", "isdisjoint", "issubset", "issuperset"):
+    setattr(_TasksAndCoros, _name, _by_copy(_name))
 
 
 def _add_coros_to_tasks() -> None:
     """Let ``asyncio.all_tasks()`` find all live coros.
 
-    asyncio offers no public way to get the set of tasks that are not its own. So register a probe, and find the set
-    that then contains the probe.
+    asyncio offers no public way to get its set of tasks. So register a probe, and find the set that then contains the
+    probe.
     """
 
     class Probe:
         pass
 
     probe: Any = Probe()
-    asyncio._register_task(probe)
+    _asyncio._register_task(probe)
     try:
         for reference in weakref.getweakrefs(probe):
             # The callback of a WeakSet's references has, as a default argument, a reference to the WeakSet.
@@ -338,7 +374,7 @@ def _add_coros_to_tasks() -> None:
                     weak_set.__class__ = _TasksAndCoros
                     return
     finally:
-        asyncio._unregister_task(probe)
+        _asyncio._unregister_task(probe)
     raise ImportError("asyncio does not keep its tasks in a WeakSet, so coros cannot be in asyncio.all_tasks()")
 
 

@@ -248,8 +248,11 @@ class _Pool:
                 if job is not None:
                     job.cancel()
             self._jobs.clear()
+            worker.job = None
             raise
         finally:
+            if worker.job is not None:  # an exception has ended the wait after the job was given to this worker
+                self._jobs.appendleft(worker.job)
             self._count -= 1
             self.coros.discard(_core._coro_current_or_none())
             if self._jobs and self.is_open():  # an exception such as KeyboardInterrupt has ended this worker
@@ -301,11 +304,13 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
     function waits in patched calls (see ``coro.patch``), and as many functions as you like wait at the same time. In
     these functions, as in a thread, asyncio sees no running loop.
 
-    Functions that compute, or wait in C code, would block the loop, so they need real threads. The executor has real
-    threads for functions that ``coro.threads.in_thread`` or ``coro.threads.modules_in_thread`` names, and for functions
-    in C that grapeshot has not patched (such as ``zlib.compress``). The latency warning names other functions that
-    block the loop. All functions run in real threads if they are submitted where no grapeshot loop is running, or if
-    the executor has already called functions in coros of another loop that is not closed yet.
+    Functions that compute, or wait in C code, would block the loop, so they need real threads. The executor uses
+    real threads for functions marked with ``coro.threads.in_thread``, for functions of modules passed to
+    ``coro.threads.modules_in_thread``, and for functions in C that grapeshot has not patched (such as
+    ``zlib.compress``). The latency warning names other functions that block the loop.
+
+    All functions run in real threads if they are submitted where no grapeshot loop is running, or if the executor has
+    already called functions in coros of another loop that is not closed yet.
 
     Workers end with their loop. ``asyncio.run`` and ``grapeshot.run`` wait for the jobs first. ``loop.close()`` does
     not: a running function gets Shutdown where it waits, and jobs that have not begun are cancelled.

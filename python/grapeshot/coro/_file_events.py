@@ -1,4 +1,4 @@
-"""The base of the two implementations of ``watch_file``: :class:`FileEvent` and the queue of events."""
+"""The classes that both implementations of ``watch_file`` use: :class:`FileEvent` and :class:`FileWatch`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Pipes, terminals and files for coros: :class:`fd_sock` and :class:`file_sock`.
 
-The kernel reports when a pipe, a FIFO or a terminal is ready, and the coro waits for that. It always reports regular
-files as ready, although reading them can block, so the loop's queue reads and writes them (``_loop/aio.py``). These
-reads and writes use a position that the object keeps, not the file's own. The object moves this position only when the
-coro gets the result, so a coro that is interrupted before that loses no data.
+The kernel reports when a pipe, a FIFO or a terminal is ready, and the coro waits for that. A regular file is always
+reported as ready, although reading it can block. So the calls on regular files go through the loop's queue of file
+calls (``_loop/aio.py``). They use a position that the object keeps, not the file's own, except for writes in append
+mode. The object moves its position only when the coro gets the result, so a coro that is interrupted before that loses
+no data.
 
     close() --> ClosedError in the coros that wait --> the last user closes the descriptor
 
@@ -87,8 +88,8 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
 
     With ``closefd`` the object owns the descriptor, makes it nonblocking, and closes it in :meth:`close`. Otherwise the
     descriptor's mode does not change, because other processes may share the descriptor (standard input, for instance).
-    Each call is then nonblocking on its own. For the kinds of files that have no such calls, a real thread makes the
-    call.
+    Instead, a flag makes each single system call nonblocking. For kinds of files that do not support the flag, a real
+    thread makes the calls.
 
     A ``recv`` that is interrupted loses no data. After an interrupted ``sendall`` it is not known how much was written.
     Outside of coros, the calls block the thread.
@@ -202,9 +203,15 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
 
         Raises the same exceptions as :meth:`recv`.
         """
+        return self._send(data, Countdown(self._timeout_s))
+
+    def _send(self, data: ReadableBuffer, left_s: Countdown) -> int:
         with memoryview(data) as view, view.cast("B") as octets:
             return self._repeat(
-                wait_for_write, lambda fd: os.write(fd, octets), lambda fd, wait: _at_once.write(fd, octets, wait)
+                wait_for_write,
+                lambda fd: os.write(fd, octets),
+                lambda fd, wait: _at_once.write(fd, octets, wait),
+                left_s,
             )
 
     def sendall(self, data: ReadableBuffer, /) -> None:
@@ -212,10 +219,11 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
 
         Raises the same exceptions as :meth:`recv`.
         """
+        left_s = Countdown(self._timeout_s)
         with memoryview(data) as view, view.cast("B") as left:
             at = 0
             while at < len(left):
-                at += self.send(left[at:])
+                at += self._send(left[at:], left_s)
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write all of the data, and return its length in bytes. Raises the same exceptions as :meth:`sendall`."""
@@ -228,14 +236,16 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
         wait: Callable[..., None],
         call: Callable[[int], _T],
         call_at_once: Callable[[int, Callable[[], object]], _T] | None = None,
+        left_s: Countdown | None = None,
     ) -> _T:
         """Repeat ``call(fd)`` until it succeeds. Each time it would block, call ``wait``.
 
         For a descriptor that stays in blocking mode, ``call_at_once`` (if given) is called instead, and does the same.
+        The timeout starts now, unless ``left_s`` is given.
         """
         with self._fd as fd:
             _core._coro_act()
-            left_s = Countdown(self._timeout_s)
+            left_s = left_s or Countdown(self._timeout_s)
             if self._stays_blocking and call_at_once is not None:
                 return call_at_once(fd, lambda: self._wait(wait, fd, left_s()))
             while True:
@@ -292,9 +302,9 @@ class file_sock(fd_sock):  # noqa: N801
     ``file_sock(file, *, closefd=True)``
 
     ``file`` is a binary file object or a descriptor. With ``closefd``, :meth:`close` closes it. If a file object has a
-    write buffer, the buffer is flushed when the ``file_sock`` is made. Anything that is neither a regular file nor a
-    block device works as in :class:`fd_sock`; if it is a pipe, data that the file object has already read into its
-    buffer is not seen.
+    write buffer, the buffer is flushed when the ``file_sock`` is made. Block devices and directories are treated like
+    regular files. Everything else works as in :class:`fd_sock`; if it is a pipe, data that the file object has already
+    read into its buffer is not seen.
 
     The object has its own position in a regular file (:meth:`tell`, :meth:`seek`), which starts at the file's position.
     The file's position then stays where it is, unless the file is in append mode and the object writes. An interrupted
@@ -359,10 +369,9 @@ class file_sock(fd_sock):  # noqa: N801
             octets[: len(data)] = data
         return len(data)
 
-    def send(self, data: ReadableBuffer, /) -> int:
-        """Write the data; return the number of bytes written. Raises the same exceptions as :meth:`recv`."""
+    def _send(self, data: ReadableBuffer, left_s: Countdown) -> int:
         if not self._is_regular:
-            return super().send(data)
+            return super()._send(data, left_s)
         octets = aio.octets(data)
 
         def write(fd: int, on_end: Callable[[Any], object]) -> int:
@@ -377,7 +386,7 @@ class file_sock(fd_sock):  # noqa: N801
         return self._use(write)
 
     def tell(self) -> int:
-        """Return the position in a regular file. Raises OSError if this is not a regular file."""
+        """Return the position in a regular file. Raises OSError for a pipe or terminal, which has none."""
         self._check_regular()
         return self._position
 
@@ -385,7 +394,7 @@ class file_sock(fd_sock):  # noqa: N801
         """Move the position in a regular file, like :meth:`io.IOBase.seek`, and return it.
 
         Raises:
-            OSError: this is not a regular file.
+            OSError: this is a pipe, a terminal or the like, which has no position.
             ValueError: the position would be negative, or ``whence`` is unknown.
         """
         self._check_regular()

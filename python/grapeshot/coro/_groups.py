@@ -325,7 +325,10 @@ class Pool:
         return _Results(self, fn, zip(*iterables, strict=False), in_order=False)
 
     def join(self) -> None:
-        """Wait until the pool has no coros left. Raises RuntimeError if called in a coro of the pool."""
+        """Wait until the pool has no coros left. Raises RuntimeError if called in a coro of the pool.
+
+        If the calling coro is interrupted during the wait, the pool's coros are shut down.
+        """
         if _core._coro_current_or_none() in self._coros:
             raise RuntimeError("a coro cannot wait for itself")
         while self._coros:
@@ -452,7 +455,7 @@ def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | No
     wanted = len(coros) if count is None else min(count, len(coros))
     ended: list[Any] = []
     left: list[Any] = []
-    for co in coros:  # other coros may run between two of these calls, for example in a signal handler
+    for co in coros:  # ask each coro once: a signal handler may let other coros run between two calls of done()
         (ended if co.done() else left).append(co)
     if len(ended) >= wanted:
         return ended[:wanted]

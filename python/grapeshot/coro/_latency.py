@@ -103,8 +103,8 @@ def apply_variable() -> None:
 def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, int]]) -> None:
     """Log which code blocks the loop, and where. The watchdog calls this; ``places`` has the innermost function first.
 
-    A new thread does the logging, because the program's log handlers may block. Besides, ``threading`` has not started
-    the watchdog's own thread, so logging there would leave a dummy Thread object behind.
+    A new thread does the logging, because the program's log handlers may block. Besides, ``threading`` does not know
+    the watchdog's own thread, so logging in that thread would leave a dummy Thread object behind.
     """
     thread = threading.Thread(target=_log, args=(kind, name, seconds, places), name="coro-latency", daemon=True)
     try:

@@ -261,7 +261,11 @@ class Server:
         self._acceptors.pop(co).close()
         self._under_way.release()
         if not self._acceptors and not co.cancelled():
-            self.close()  # accept() has failed on the last listening socket
+            self._note_last_failure()
+
+    def _note_last_failure(self) -> None:
+        """Called when accept() has failed on the last listening socket."""
+        self.close()
 
     def _on_connection_end(self, co: Coro[Any]) -> None:
         self._connections.pop(co).close()

@@ -142,6 +142,9 @@ class ServerInThreads(Server):
         super()._shut_down_connections()
         self._tell("_shut_down_connections")
 
+    def _note_last_failure(self) -> None:
+        pass  # the other threads still accept
+
     def _on_acceptor_end(self, co: Any) -> None:
         super()._on_acceptor_end(co)
         if not self._acceptors and not self._is_closed.is_set() and co.cancelled():

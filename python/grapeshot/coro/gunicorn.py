@@ -47,7 +47,7 @@ __all__ = ["Worker"]
 # Each time this many seconds have passed, the worker tells the master that it is alive, and checks that the master is
 # alive.
 _HEARTBEAT_S = 1.0
-# If the first part of a body is not longer than this, it is copied behind the head. The copy costs less than a second
+# If the first part of a body is not longer than this, it is copied behind the head. The copy costs less than another
 # system call.
 _JOIN_LEN = 64 * 1024
 
@@ -180,7 +180,7 @@ def _http_date(timestamp: float | None = None) -> str:
 
 
 def _put_back(unreader: Any, sock: Any) -> None:
-    """Give the bytes that gunicorn has received after a request back to the socket.
+    """Put bytes back into the socket: those that gunicorn has received after the head of a request.
 
     The application may take over the socket, and must then receive these bytes.
     """

@@ -40,9 +40,10 @@ def go(fun: Callable[..., _T], *args: Any, profile_filename: str | os.PathLike[s
     try:
         return fun(*args, **kwargs)
     finally:
-        found = stop(profile_filename)
-        if profile_filename is None:
-            print(found.table(), file=sys.stdout)  # noqa: T201  # the caller asked for the table
+        if _begun is not None:  # else, the function has stopped the profiler itself
+            found = stop(profile_filename)
+            if profile_filename is None:
+                print(found.table(), file=sys.stdout)  # noqa: T201  # the caller asked for the table
 
 
 def start() -> None:

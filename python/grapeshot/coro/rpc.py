@@ -214,10 +214,12 @@ class _CoroServer(_rpc.Server):
 
 
 def _start(_outlet: None, function: Callable[..., Any], args: Any, kwargs: Any) -> _handlers.Running:
-    running: _handlers.Running = _core._coro_spawn(
-        _call, function, args, kwargs, name=getattr(function, "__qualname__", "call")
-    )
+    running: _handlers.Running = _core._coro_spawn(_call, function, args, kwargs, name=_name_of(function))
     return running
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", "call")  # a functools.partial has no name
 
 
 def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -232,7 +234,7 @@ def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def _start_stream(outlet: _handlers.Outlet, function: Callable[..., Any], args: Any, kwargs: Any) -> _handlers.Running:
     # This only binds the arguments, and raises TypeError if they do not fit; the generator runs in the coro.
     generator = function(*args, **kwargs)
-    running: _handlers.Running = _core._coro_spawn(_send_items, outlet, generator, name=function.__qualname__)
+    running: _handlers.Running = _core._coro_spawn(_send_items, outlet, generator, name=_name_of(function))
     return running
 
 

@@ -287,7 +287,11 @@ class BinaryFile(RawFile):
         await super()._close()
 
     def _before_closing(self, fd: int, close: Callable[[], object]) -> None:
-        """Write what a cancelled ``close`` has left in the buffer. If that fails, asyncio logs the exception."""
+        """Write what a cancelled ``close`` has left in the buffer, then call ``close``.
+
+        If the write fails, asyncio logs the exception. If the loop is closed, the data is lost, as in asyncio's
+        transports.
+        """
         if not self._collected:
             close()
             return

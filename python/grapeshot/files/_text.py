@@ -332,7 +332,7 @@ class TextFile(AsyncFile):
     def _position_in(self, start: int, flags: int, data: bytes) -> int:
         """Return the position behind the first ``_used`` characters of ``data``. Changes the decoder's state."""
         decoder = self._decoder
-        # Usually the text is encoded as the bytes that it was decoded from.
+        # Usually, encoding the text gives the same bytes that the text was decoded from.
         try:
             encoded = self._decoded[: self._used].encode(self.encoding, self.errors)
             taken = min(len(encoded), len(data))  # `encoded` may begin with a byte order mark that `data` does not have

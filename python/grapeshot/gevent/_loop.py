@@ -91,7 +91,7 @@ class Loop(_core._HubLoop):
     asyncio_loop: grapeshot.Loop
 
     def __init__(self, flags: object = None, default: bool | None = None) -> None:
-        # None comes from the hub of the main thread, whose loop is the default one.
+        # The main thread's hub passes None for `default`, and its loop is the default one.
         self._default = default is None or bool(default)
         loop = grapeshot.new_event_loop()
         loop._default_executor = HubExecutor()

@@ -59,7 +59,7 @@ class Watcher:
 
     @property
     def pending(self) -> bool:
-        """Whether the event has happened and the callback has not been called yet."""
+        """Always false here: a watcher calls its callback as soon as it notices the event."""
         return False
 
     @property

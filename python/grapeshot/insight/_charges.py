@@ -1,8 +1,8 @@
 """CPU accounting: the observers of a loop's steps, and the CPU time that each task, coro and connection has used.
 
-The native loop reads the clocks around each step (``probe/step.rs``) and calls the observers that are set here.
-While no observer is set, the CPU clock is not read. Only the loop's thread uses this module, but an owner may be freed
-in any thread.
+The native loop reads the clocks around each step (``src/event_loop/probe/step.rs``) and calls the observers that are
+set here. While no observer is set, the CPU clock is not read. Only the loop's thread uses this module, but an owner may
+be freed in any thread.
 """
 
 from __future__ import annotations

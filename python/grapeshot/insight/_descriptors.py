@@ -60,7 +60,7 @@ def tally_descriptors(found: Iterable[Descriptor], before: Iterable[Tally] | Non
 
 
 def descriptors(loop: Any, has_owners: bool = True) -> list[Descriptor]:
-    """Return all descriptors. With ``has_owners`` false, omit the owners, to call no ``repr`` of the program."""
+    """Return all descriptors. If ``has_owners`` is false, omit the owners, and call no ``repr`` of the program."""
     known = _known_to(loop)
     origins: dict[int, str] = {}
     for thing in list(loop._origins or ()):
@@ -125,7 +125,7 @@ def _fds_of(thing: Any) -> list[int]:
 
 
 def _socket_kind(sock: _tree.Socket, listening: set[str], local: Counter[str]) -> str:
-    """Describe a socket in words that are the same for all connections of one server, or to one peer."""
+    """Describe a socket. All connections that one server has accepted, or that go to one peer, get the same words."""
     kind = _TRANSPORTS.get(sock.kind, sock.kind)
     if sock.is_listening:
         return f"{kind} server at {sock.local}"
@@ -137,7 +137,8 @@ def _socket_kind(sock: _tree.Socket, listening: set[str], local: Counter[str]) -
     if server is not None:
         return f"{kind} connection accepted by the server at {server}"
     if sock.local and local[sock.local] > 1:
-        # Only accepted connections share a local address. Their server no longer listens, or is in another process.
+        # Normally only accepted connections share a local address. Their server no longer listens, or it is in another
+        # process.
         return f"{kind} connection accepted at {sock.local}"
     return f"{kind} connection to {sock.peer or 'an unnamed socket'}"
 

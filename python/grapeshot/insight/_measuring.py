@@ -59,9 +59,8 @@ def measure_callbacks(self: BaseLoop, enabled: bool = True) -> None:
     """Start (or stop) measuring how long each callback takes and how long it had to wait before it ran.
 
     The results are ``callback_durations`` and ``scheduling_delays`` of :meth:`statistics`. One measurement covers one
-    call by the loop: of a handle (which includes the steps of tasks), of a coro until it waits, or of the protocol's
-    methods for one event of a transport. While there are slow listeners, measuring continues even if ``enabled`` is
-    false.
+    callback or task step, one run of a coro until it waits, or the calls of a protocol's methods for one event of a
+    transport. While there are slow listeners, measuring continues even if ``enabled`` is false.
     """
     measuring = _of(self)
     measuring.is_wanted = enabled

@@ -59,7 +59,7 @@ class Statistics:
     ready: int
     """Gauge: coros and handles in the ready queue."""
     most_ready: int
-    """Gauge: the largest number that an iteration has found in the ready queue."""
+    """Gauge: the largest number of coros and handles that an iteration has found in the ready queue."""
     running_s: float
     """Time in ``run_forever`` and similar methods, without ``polling_s``. Waiting for the GIL counts as running."""
     polling_s: float

@@ -13,7 +13,8 @@ class Tally:
     what: str
     """The kind and name of the items. If their names differ in their numbers, ``*`` replaces each number."""
     place: str | None
-    """Where the program opened the items, or where they wait, as ``file:line in function``. None if not known."""
+    """For coros and tasks, where they wait (``file:line in function``), or ``runs`` if they are running. For
+    descriptors, where the program opened them (``opened at file:line ...``). None if not known."""
     count: int
     growth: int | None = None
     """By how much the number has changed since an earlier result. None if there is no earlier result."""

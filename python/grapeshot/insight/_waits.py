@@ -2,7 +2,7 @@
 
 Nothing is recorded while the program runs: everything is read from the objects that exist at this moment. The only code
 of the program that runs is the ``repr`` of the objects that are waited for. ``coro._run_info`` reads the parts that are
-specific to coros. It is imported together with coros and then sets ``hooks.coros_of``, so nothing here imports coros.
+specific to coros. ``grapeshot.coro`` imports that module, which sets ``hooks.coros_of``. Nothing here imports it.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def is_elsewhere(loop: Any) -> bool:
 
 
 def _timers_by_future(loop: Any) -> dict[int, Any]:
-    """Return the timers that complete a future (``asyncio.sleep``), by the id of that future."""
+    """Return the timers whose first argument is a future or a coro, by the id of that argument."""
     timers = timers_of(loop)
     return {id(args[0]): timer for timer in timers if (args := timer._args) and asyncio.isfuture(args[0])}
 

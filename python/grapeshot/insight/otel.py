@@ -73,7 +73,7 @@ def export(
 
 
 class Exporter:
-    """Exports a loop's statistics. :func:`export` returns one. As a context manager, it closes itself at the end."""
+    """Exports a loop's statistics. :func:`export` returns an exporter. A ``with`` statement closes it at its end."""
 
     def __init__(self, loop: Loop, attributes: Attributes) -> None:
         self._loop: Loop | None = loop

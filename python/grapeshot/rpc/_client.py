@@ -1,4 +1,4 @@
-"""The client. The first call opens its connection, and the first call after a loss opens a new one."""
+"""The client. The first call opens the connection, and the first call after a loss opens a new one."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ class ClientConnection(Connection):
         self._send_queue()
 
     def _take_goodbye(self, last_taken: int, reason: str | None) -> None:
-        """Handle a goodbye. Answers up to ``last_taken`` still come; later calls go through the next connection."""
+        """Handle a goodbye. Calls up to ``last_taken`` will be answered; later ones go through the next connection."""
         if type(last_taken) is not int or not isinstance(reason, str | None):
             raise TypeError(f"malformed goodbye: {quoted(last_taken)}, {quoted(reason)}")
         self._last_taken = last_taken

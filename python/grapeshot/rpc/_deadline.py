@@ -10,7 +10,7 @@ current_deadline: ContextVar[float | None] = ContextVar("grapeshot.rpc.deadline"
 
 
 def earliest(deadline: float | None, timeout: float | None) -> float | None:
-    """Return the earlier of ``deadline`` and ``timeout`` seconds from now. None means that there is no such limit."""
+    """Return the earlier of ``deadline`` and the time that is ``timeout`` seconds from now. None means no limit."""
     if timeout is None:
         return deadline
     end = asyncio.get_running_loop().time() + timeout

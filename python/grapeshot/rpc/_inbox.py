@@ -1,4 +1,4 @@
-"""The received items of a stream that the reader has not taken yet."""
+"""The items of a stream that have arrived but were not yet taken by the reader."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Stream(AsyncIterator[Any]):
             if inbox is None:
                 connection = await self._connect()
                 if self._inbox is not None:
-                    continue  # the stream was cancelled in the meantime
+                    continue  # in the meantime, the stream was cancelled, or another task has begun the call
                 self._connection = connection
                 inbox = self._inbox = Inbox()
                 self._loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use grapeshot_core::sys::readiness;
 use grapeshot_core::sys::socket::{self, Address};
+use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
@@ -115,12 +116,14 @@ impl Operation for AcceptMany {
                     let made = connection(socket, accepted);
                     match made.and_then(|connection| connections.append(connection)) {
                         Ok(()) => {}
-                        Err(error) if connections.is_empty() => return Err(error),
-                        Err(error) => {
+                        Err(error)
+                            if !connections.is_empty() && error.is_instance_of::<PyMemoryError>(py) =>
+                        {
                             // The earlier connections must not be lost.
                             error.write_unraisable(py, Some(socket.object()));
                             break;
                         }
+                        Err(error) => return Err(error),
                     }
                 }
                 Err(error) if connections.is_empty() => return failed(&error, Direction::Read),

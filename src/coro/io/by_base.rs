@@ -1,4 +1,5 @@
-//! The base class's own methods, and calls of them that are repeated after a wait.
+//! The methods of the base classes (`_socket.socket` and `socket.socket`), and calls that repeat such a method after a
+//! wait.
 //!
 //! The arguments are converted once, before the first attempt: an iterable becomes a tuple, an object with `__index__`
 //! becomes an int, and a buffer stays exported until the call is over, so it cannot be resized during a wait. An
@@ -349,7 +350,7 @@ fn convert_value<'py>(
     }
 }
 
-/// The items of an iterable. None for any other object, about which the base will raise an error.
+/// The items of an iterable. None for any other object; the base then raises an error for the object.
 fn items<'py>(iterable: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
     if let Ok(list) = iterable.cast::<PyList>() {
         return Ok(Some(list.iter().collect()));
@@ -370,8 +371,8 @@ fn tuple<'py>(
     Ok(new_objects::tuple(py, items)?.into_any())
 }
 
-/// A view of a bytes-like object, which keeps it from being resized. `bytes`, which nothing can resize, and objects
-/// that are not bytes-like are returned unchanged.
+/// A view of a bytes-like object. While the view exists, the object cannot be resized. A `bytes` object, which never
+/// changes, is returned itself, and so is an object that is not bytes-like.
 fn exported(object: Bound<'_, PyAny>) -> Bound<'_, PyAny> {
     if object.is_exact_instance_of::<PyBytes>() {
         return object;

@@ -4,8 +4,8 @@
 //! - `at_once`: reads and writes that never block
 //! - `call`: methods that try, wait and try again; `readiness`: functions that only wait
 //! - `socket_type`: the native type that derives from `socket.socket`; `socket`: its objects
-//! - `receiving`, `sending`, `accepting`: the methods of that type; `by_base`: the methods of its base class, and calls
-//!   that are passed on to them
+//! - `receiving`, `sending`, `accepting`: the methods of the native type
+//! - `by_base`: the methods of `socket.socket`, and calls that are passed on to these methods
 //!
 //! ```text
 //!   call --> try the system call --- done --------------------------------> return
@@ -17,7 +17,7 @@
 //! ```
 //! The system call is made by the coro itself, never by the event handler. So a wait that is interrupted, even after
 //! its event, has taken nothing from the descriptor. A coro uses a socket in the thread of its loop. A thread in which
-//! no coro runs can use the same socket object, like one of Python's own sockets, and then blocks.
+//! no coro runs can use the same socket object. Its calls then block the thread, like those of Python's own sockets.
 
 mod accepting;
 mod at_once;

@@ -94,8 +94,8 @@ fn step_of_function(
         let target = target.ok_or_else(no_target)?;
         kept.wait.set_limit(limit_of(timeout)?);
         kept.fd = watching::descriptor(&target)?;
-        // No system call has found that the descriptor is not ready. It may be ready now, and an earlier wait may have
-        // used up the event that reported this.
+        // The descriptor may be ready already, and an earlier wait may have used up the event. So the poller must
+        // check the descriptor again.
         kept.is_anew = true;
     }
     let target = kept.args.get(0).ok_or_else(no_target)?;

@@ -27,7 +27,8 @@ use crate::binding::rows::row;
 use crate::event_loop::progress::{Attempt, WaitReason};
 use crate::event_loop::reactor::{Direction, Received, receive_direct};
 
-/// In a thread in which no coro runs, a call allocates at most this many bytes before it knows how much data there is.
+/// In a thread in which no coro runs, `receive` allocates at most this many bytes before it knows how much data there
+/// is. If a datagram may be longer, the base handles the call.
 const MAX_UNKNOWN_LEN: usize = 256 * 1024;
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {

@@ -1,7 +1,7 @@
 //! The objects of the native socket type: the data that they have in addition to the fields of `socket.socket`.
 //!
 //! ```text
-//!   _socket.socket:   descriptor, family, type, protocol; its own timeout is always 0 while the object is open
+//!   _socket.socket:   descriptor, family, type, protocol, and a timeout that is always 0 while the object is open
 //!   socket.socket:    the slots of the Python class
 //!   Extra:            the program's timeout, the waiting coros, whether the last read emptied the stream
 //! ```

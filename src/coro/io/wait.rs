@@ -60,7 +60,7 @@ impl Waiting {
     fn place(&self, direction: Direction) -> &Cell<*mut ffi::PyObject> {
         let forks = threads::forks();
         if self.forks.replace(forks) != forks {
-            // These references belong to the copies of the parent's coros, which never run here, so they are not
+            // The recorded coros are copies of the parent's coros and never run here. The references to them are not
             // dropped.
             self.reader.set(ptr::null_mut());
             self.writer.set(ptr::null_mut());
@@ -366,7 +366,8 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Records in the socket that the coro, which is in the fd table, waits on it.
+/// Records in the socket that the coro waits. The coro is in the fd table already. If the socket refuses, the coro is
+/// removed from the table, and this returns an error.
 #[inline]
 fn record(coro: Coro<'_>, waiting: &Waiting, fd: RawFd, direction: Direction) -> PyResult<()> {
     waiting.set(fd, direction, coro).map_err(|refusal| {

@@ -189,8 +189,7 @@ fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(none(this.py()))
 }
 
-/// `_make_daemon()`: marks the coro as one that stands for a daemon thread. It is no longer in `asyncio.all_tasks()`,
-/// because code that cancels all tasks and waits for them must not wait for a daemon.
+/// `_make_daemon()`: marks the coro as one that stands for a daemon thread.
 fn make_daemon<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     this.make_daemon();
@@ -358,7 +357,7 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
         getter(
             c"_must_cancel",
             must_cancel,
-            c"Whether the next call that waits will raise the CancelledError of cancel().",
+            c"Whether a CancelledError of cancel() is pending. A later call that waits raises it.",
         ),
         getter(
             c"_exception",

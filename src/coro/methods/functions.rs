@@ -1,5 +1,5 @@
-//! The functions of the native module on which the package `grapeshot.coro` is built, except the ones that make coros
-//! (`spawn`), those about stacks (`stacks`), and those for I/O (`io`).
+//! The functions of the native module on which the package `grapeshot.coro` is built. The ones that make coros are in
+//! `spawn`, most of those about stacks in `stacks`, and those for I/O in `io`.
 
 use grapeshot_core::arch;
 use grapeshot_core::sys::signals;
@@ -196,8 +196,8 @@ pub(super) fn set_selfishness<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
     Ok(before.into_pyobject(py)?.into_any())
 }
 
-/// `_coro_act()`: counts an I/O operation that begins, and yields first if too many in a row did not wait. Outside of a
-/// coro it does nothing.
+/// `_coro_act()`: called before an I/O operation. If the coro has begun too many operations without waiting, it yields.
+/// Outside of a coro this does nothing.
 pub(super) fn begin_act<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Progress<Bound<'py, PyAny>>> {
     match running(py) {
         Some(_) => suspension::begin_act(suspension::suspendable(py)?),
@@ -313,8 +313,8 @@ pub(super) fn can_wait<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'
     Ok(bool_object(py, can_wait))
 }
 
-/// `_coro_set_undisturbed(flag)`: with true, interruptions do not end the running coro's waits for locks that threads
-/// share. Returns what was set before. Outside of a coro it does nothing.
+/// `_coro_set_undisturbed(flag)`: with true, interruptions do not end the running coro's waits for the locks and queues
+/// of `threads`, except for waits with a time limit. Returns what was set before. Outside of a coro it does nothing.
 pub(super) fn set_undisturbed<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let flag = args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?;
     let before = running(py).is_some_and(|coro| coro.is_undisturbed.replace(flag));
@@ -351,7 +351,7 @@ pub(super) fn send_signal<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectRe
     Ok(is_sent.into_pyobject(py)?.to_owned().into_any())
 }
 
-/// `_coro_stop_watchdog()`: stops the watchdog until the next run, before a fork or at exit.
+/// `_coro_stop_watchdog()`: stops the watchdog until the next run. Called before a fork and at exit.
 pub(super) fn stop_watchdog<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     watchdog::stop(py);
     Ok(none(py))

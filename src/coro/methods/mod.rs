@@ -251,7 +251,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::report_error_of_thread,
             _coro_report_error_of_thread,
-            "Pass an exception that a thread's function raised to sys.unraisablehook."
+            "Call sys.unraisablehook with an exception that a thread's function raised."
         ),
         row!(
             function,
@@ -269,7 +269,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::can_wait,
             _coro_can_wait,
-            "Return whether a coro is running here that can wait."
+            "Return whether the caller runs in a coro that can wait."
         ),
         row!(
             function,
@@ -311,7 +311,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             io::is_on_loop,
             _coro_is_on_loop,
-            "Return whether a coro is running here that can wait on its loop."
+            "Return whether the caller runs in a coro that can wait on its loop."
         ),
         row!(
             function,
@@ -323,7 +323,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::stop_watchdog,
             _coro_stop_watchdog,
-            "Stop the watchdog until the next run, before a fork or at exit."
+            "Stop the watchdog, before a fork or at exit. It starts again with the next run in a thread with a limit."
         ),
         row!(
             function,

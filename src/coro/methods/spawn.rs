@@ -178,7 +178,7 @@ pub(super) fn check<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'
     Ok(none(py))
 }
 
-/// Makes a coro of the loop that `running_loop` returns. `args`: `function, *args, name=, context=, stack=, **kwargs`.
+/// Makes a coro for the loop that `running_loop` returns. `args`: `function, *args, name=, context=, stack=, **kwargs`.
 fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> ObjectResult<'py> {
     let kind = CORO_TYPE.load(Ordering::Acquire);
     if kind.is_null() {

@@ -31,8 +31,9 @@ use crate::event_loop::pyloop::LoopObject;
 
 // ---- the outcome ---------------------------------------------------------------------------------------------
 
-/// The result of a coro that has ended, or its exception with the traceback that it had when the coro ended. Each caller
-/// that the exception passes through adds its frames to the traceback, so the frames of earlier callers are removed here.
+/// The result of a coro that has ended, or its exception with the traceback that it had when the coro ended. Each
+/// caller that the exception passes through adds its frames to the traceback, so the frames of earlier callers are
+/// removed here.
 fn take_outcome(this: Coro<'_>) -> ObjectResult<'_> {
     match take_exception(this) {
         Some(exception) => Err(PyErr::from_value(exception)),

@@ -10,10 +10,10 @@
 //! `f_back`, tracebacks and tools may walk this chain at any time. So before a stack is evicted, the chain is linked
 //! past the entry frames; after the stack is restored, it is linked as before. Most coros have one entry frame.
 //!
-//! Walking a long chain loads each frame into the cache. Usually, as in the previous walk, only the link of the
-//! outermost frame has to change. So the walk is skipped if that is certain: the outermost frame is alive and leads to
-//! the same entry frame as before, and there is no space for another evaluation between that entry frame and the stack
-//! pointer.
+//! Walking a long chain loads each frame into the cache. Usually only the link of the outermost frame has to change. If
+//! the last walk changed only this link, the next walk is skipped when it would certainly do the same: the outermost
+//! frame is alive and leads to the same entry frame as before, and there is no space for another evaluation between
+//! that entry frame and the stack pointer.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};

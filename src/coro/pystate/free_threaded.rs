@@ -10,21 +10,21 @@
 //! **Deferred references.** A reference on a Python stack may be deferred: it does not count in the object's reference
 //! count, and its lowest bit is set (`Include/internal/pycore_stackref.h`). The collector looks for deferred references
 //! in the frames that it reaches through the thread states, and in the list `c_stack_refs`, whose nodes lie on the C
-//! stack. It reaches neither the frames nor the nodes of a stack that does not run. So the coros' `tp_traverse`
-//! reports the references in them: a suspended coro reports those of its own stack, and the running coro those of the
-//! stack on which the thread has started, because that stack does not run then.
+//! stack. It reaches neither the frames nor the nodes of a stack that does not run. So the coros' `tp_traverse` reports
+//! the references in these frames and nodes. A suspended coro reports the references of its own stack. The running coro
+//! reports the references of the thread's own stack, which does not run while a coro runs.
 //!
 //! ```text
 //!   thread state   current_frame, c_stack_refs   -->  the stack that runs             seen by the collector
 //!   PyState        frame, stack_refs             -->  the stack that does not run     reported by `traverse`
 //! ```
 //!
-//! For each reference that it finds, the collector first subtracts one from the object's reference count. Deferred
-//! references were never counted, so they must not be reported then. Later the collector looks for everything that is
-//! reachable, and then they must be reported. To tell the two cases apart, CPython's `_PyGC_VisitStackRef` compares the
-//! visitor with the two functions that subtract. These are not exported. But they are the only visitors that get a null
-//! argument (`update_refs` and `handle_resurrected_objects` in `Python/gc_free_threading.c`), so `traverse` checks the
-//! argument.
+//! The collector calls `tp_traverse` in two phases. In the first phase, it subtracts one from an object's reference
+//! count for each reference that is reported. Deferred references were never counted, so they must not be reported in
+//! this phase. In the second phase, the collector looks for everything that is reachable, so deferred references must
+//! be reported. To tell the phases apart, CPython's `_PyGC_VisitStackRef` compares the visitor with the two functions
+//! that subtract. These are not exported. But they are the only visitors that get a null argument (`update_refs` and
+//! `handle_resurrected_objects` in `Python/gc_free_threading.c`), so `traverse` checks the argument.
 //!
 //! The collector runs while all other threads have stopped, each at a point where it may be interrupted. There is no
 //! such point between the moment when a switch changes the thread state and the moment when the stack has changed.
@@ -121,7 +121,7 @@ impl Unlocked {
     }
 
     /// Reports the deferred references of a stack that does not run. `innermost`: its innermost Python frame, or null.
-    /// `is_own`: whether the stack is a thread's own, while a coro runs.
+    /// `is_own`: whether the stack is a thread's own stack.
     ///
     /// # Safety
     /// Called by the collector. The stack is suspended in its place, or it was evicted after a call of `leave_slot` and
@@ -190,8 +190,8 @@ unsafe fn report_frame(
     frame: *mut u8,
     report: &mut impl FnMut(Option<*mut ffi::PyObject>) -> c_int,
 ) -> c_int {
-    // SAFETY: by the contract. The stack pointer of a frame is set whenever it calls something; it is null while the
-    // frame is being made.
+    // SAFETY: by the contract. The stack pointer of a frame is set whenever the frame calls something. The pointer is
+    // null while the frame is being made.
     unsafe {
         if *field::<u8>(frame, imp::FRAME_OWNER) >= OWNED_BY_INTERPRETER {
             return 0;

@@ -13,11 +13,11 @@
 //! | `exc_info` | the exceptions that the coro's `except` blocks are handling (`sys.exc_info()`, bare `raise`) |
 //! | `context`, `context_ver` | its `contextvars` |
 //! | `datastack_*` | the memory of its Python frames |
-//! | recursion counters | kept as the depth used, since the limit may change while the coro waits |
+//! | recursion counters | `py_depth` is the depth used, since the limit may change while the coro waits |
 //! | `recursion_headroom` | while an exception is made, the depth may exceed the limit; the coro may yield just then |
 //! | `tracing`, `what_event` | the coro may yield inside a trace function |
 //! | trash nesting (up to 3.12) | the coro may yield inside a nested deallocation |
-//! | the executor (3.13 and later) | the code of the JIT compiler that is running (`HeldExecutor`) |
+//! | the executor (3.13 and later) | the JIT-compiled code that is running (`HeldExecutor`) |
 //! | the running task (3.14 and later) | asyncio's current task: the coro itself, unless other code sets another one |
 //! | `critical_section`, `c_stack_refs` (free-threaded) | lists whose nodes lie on the stack (`free_threaded.rs`) |
 //!
@@ -177,9 +177,10 @@ pub(super) struct ThreadStateRoot {
 pub(super) struct HeldExecutor(*mut ffi::PyObject);
 
 impl HeldExecutor {
-    /// Exchanges the executors of the stack that is left and of the stack that continues. Where the thread state's
-    /// field is not an owned reference (`OWNS_EXECUTOR`), the first executor gets a reference for the time that its
-    /// stack is suspended, and the result holds the reference that the second one got earlier.
+    /// Exchanges the executors of the stack that is left and of the stack that continues. If the thread state's field
+    /// is not an owned reference (`OWNS_EXECUTOR` is false), the executor of the stack that is left gets a reference
+    /// for the time that this stack is suspended. The result then holds the reference that the executor of the other
+    /// stack got when that stack was left.
     ///
     /// # Safety
     /// Attached. `current` is the field of the thread state, and `other` an owned reference or null.
@@ -494,8 +495,8 @@ pub(super) fn may_run() -> bool {
     unlocked::may_run()
 }
 
-/// Called on a stack that continues, after the switch. In free-threaded builds, takes the lock again that C code on
-/// this stack held. While the thread waits for the lock, other threads may run, as in any call into Python.
+/// Called on a stack that continues, after the switch. If C code on this stack held a lock, free-threaded builds take
+/// the lock again here. While the thread waits for the lock, other threads may run, as in any call into Python.
 ///
 /// # Safety
 /// Attached, and the thread state belongs to the stack that runs.

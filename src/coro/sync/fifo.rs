@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   pushers        coros with an item each; they wait only while there are `max_len` items
-//!   items          [ oldest ... ]     promised: one item for each coro that was woken and has not run yet
+//!   items          [ oldest ... ]     promised: one item for each waiter that was woken and has not run yet
 //!   waiters        coros; they wait only while all items are promised
 //! ```
 //!

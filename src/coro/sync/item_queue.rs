@@ -1,4 +1,4 @@
-//! `ItemQueue`: the objects in a fifo, a channel or a queue of `threads`, oldest first.
+//! `ItemQueue`: the objects in a fifo, in a channel or in a queue of the module `threads`, oldest first.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;

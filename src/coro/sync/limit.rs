@@ -1,8 +1,8 @@
 //! The time limit of a wait: `block=` and `timeout=` of the methods that wait.
 //!
 //! If the coro still waits when the limit is reached, a timer of the loop removes the coro from its queue and makes it
-//! ready without a grant. A coro that was granted its request before that is already ready: the timer changes nothing,
-//! and the coro keeps what it was granted.
+//! ready without a grant. If the coro got its grant earlier, it is already ready: the timer changes nothing, and the
+//! coro keeps what it was granted.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 

@@ -24,7 +24,7 @@ use crate::coro::{interruption, runtime, scheduler, suspension, tasks};
 use crate::event_loop::progress::Progress;
 use crate::event_loop::pyloop::LoopObject;
 
-/// The flags of every primitive: programs may derive classes from it.
+/// The flags of the public primitives: programs may derive classes from them.
 pub(super) const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
 
 /// The head of each object of a primitive. In its initial state, all bytes are zero.

@@ -91,8 +91,7 @@ fn not_negative(timeout_s: f64) -> PyResult<f64> {
     Ok(timeout_s)
 }
 
-/// The limit of a shared queue's method. A timeout that is longer than the system's longest one, such as infinity,
-/// means that there is no limit.
+/// The limit of a shared queue's method. A timeout above `LONGEST_S` means that there is no limit.
 pub(super) fn of_shared_queue(
     block: Option<Bound<'_, PyAny>>,
     timeout: Option<Bound<'_, PyAny>>,

@@ -10,11 +10,11 @@
 //! A getter that runs takes the oldest item, whose place is then free for the next putter. A waiter that is interrupted
 //! after it was woken gives its item or place back, for the next one.
 //!
-//! When the queue is closed, all waiters are woken as if they had got what they wait for. Each of them then finds that
-//! the queue is closed.
+//! When the queue is closed, all getters and putters are woken as if they had got what they wait for. Each of them then
+//! finds that the queue is closed. Joiners are woken only when all work is done.
 //!
-//! Each method runs in a critical section (`in_section`), and wakes waiters after that section. Otherwise a waiter that
-//! another core runs at once would find the queue locked, and would go to sleep again.
+//! Each method that changes the queue runs in a critical section (`in_section`), and wakes waiters after that section.
+//! Otherwise a waiter that another core runs at once would find the queue locked, and would go to sleep again.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};

@@ -80,12 +80,13 @@ fn says(object: &Bound<'_, PyAny>, method: &str) -> bool {
 /// refer to each other.
 pub(super) struct TaskWaiters {
     waiting: RefCell<VecDeque<TaskWaiter>>,
-    /// The addresses of the futures of waiters that were claimed and are being woken. A waiter that leaves meanwhile
-    /// gives its grant back itself. So if waking that waiter then fails, its grant must not be taken back once more.
+    /// The addresses of the futures of waiters that were claimed and are being woken. If such a waiter leaves before it
+    /// is woken, it gives its grant back itself, and its address is removed from here. So if waking it fails later,
+    /// `settle` knows that the grant must not be given back a second time.
     claimed: RefCell<Vec<usize>>,
     /// The addresses of the futures of waiters that could not be woken, because their loops are closed. Such a waiter
     /// has no grant to give back when its coroutine is closed. A reference to the future would keep the task alive, so
-    /// only the address is kept. The future lives until its coroutine is closed, and closing it removes the address.
+    /// only the address is kept. The future lives until the coroutine that awaits it is closed, and that also removes the address.
     refused: RefCell<Vec<usize>>,
 }
 
@@ -140,8 +141,8 @@ impl TaskWaiters {
         Some(waiter)
     }
 
-    /// Records whether a claimed waiter was woken. Returns whether its grant has to be taken back, because the
-    /// waiter was not woken and has not given the grant back itself. Keeps no reference to the waiter.
+    /// Records whether a claimed waiter was woken. Returns true if the caller has to take its grant back: the waiter
+    /// was not woken, and has not given the grant back itself. Keeps no reference to the waiter.
     pub(super) fn settle(&self, waiter: &TaskWaiter, is_woken: bool) -> bool {
         let is_refused = remove(&self.claimed, waiter.future.as_ptr()) && !is_woken;
         if is_refused {

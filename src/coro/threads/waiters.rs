@@ -7,9 +7,9 @@
 //!             tasks: TaskWaiters    [ F 6 ]                                only a shared queue has tasks
 //!
 //!   grant_first: the request of the waiter with the smallest ticket is granted
-//!     a coro      enters its loop's ready queue, and the loop is woken if it sleeps
-//!     a thread    blocks on a semaphore of its own, without the GIL, and this semaphore is released
-//!     a task      awaits a future, which is set in the task's loop
+//!     a coro      its loop's ready queue gets the coro, and the loop is woken if it sleeps
+//!     a thread    the semaphore on which it blocks (one of its own, without the GIL) is released
+//!     a task      the future that it awaits is set in the task's loop
 //! ```
 //!
 //! All of this is used with the GIL held or, in a free-threaded build, in a critical section of the object that
@@ -357,8 +357,8 @@ fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool
     Ok(true)
 }
 
-/// Takes `source`, waiting for it in spite of all interruptions. A coro gets the interruptions at its next wait. A real
-/// thread gets an exception from a signal handler as soon as it has taken `source`.
+/// Takes `source`, waiting for it in spite of all interruptions. A coro gets the interruptions at its next wait. If a
+/// signal handler raises an exception in a real thread, it is raised here once the thread has taken `source`.
 pub(super) fn take_undisturbed(py: Python<'_>, source: &impl Source) -> PyResult<()> {
     let mut interruptions = Vec::new();
     while !source.take(py) {
@@ -465,8 +465,8 @@ impl Waiters {
     /// Removes all waiters without waking them.
     pub(super) fn clear(&self) {
         self.coros.clear();
-        // In the child of a fork, the references of the parent's threads are never dropped, so this frees no semaphore
-        // that a thread waits on.
+        // This frees no semaphore on which a thread waits, because the thread has a reference of its own. In the child
+        // of a fork, the threads of the parent never drop theirs.
         self.threads.borrow_mut().clear();
         self.tasks.forget();
     }

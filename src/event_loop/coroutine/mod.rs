@@ -1,4 +1,4 @@
-//! Coroutines written in native code. A room that offers coroutines implements `Steps` for each type of coroutine.
+//! Coroutines written in native code. A module that offers coroutines implements `Steps` for each type of coroutine.
 //!
 //! - `object`: the object and its states, from its creation to its deallocation
 //! - `protocol`: steps, `send`, `throw` and `close`
@@ -40,7 +40,7 @@ pub(crate) trait Steps: Sized + 'static {
     /// Fully qualified name of the type.
     const NAME: &'static CStr;
     const DOC: &'static CStr;
-    /// Says which method of the room returned the coroutine. Its size must be one byte: see `CoroutineObject`.
+    /// Says which method returned the coroutine. The size of this type must be one byte: see `CoroutineObject`.
     type Kind: Copy + 'static;
 
     /// Where the type and its freelist are stored.

@@ -21,7 +21,7 @@ use crate::binding::object_result::ObjectResult;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::waiter;
 
-/// The type of one room's coroutines, and the freelist of its objects.
+/// One type of coroutine, and the freelist of the type's objects.
 pub(crate) struct Place {
     pub(super) kind: AtomicPtr<ffi::PyTypeObject>,
     free: Freelist,

@@ -174,8 +174,8 @@ fn cancelled_text(this: This<'_, HandleObject>) -> Option<Bound<'_, PyAny>> {
     }
 }
 
-/// The error for `write!` to a String. Such a `write!` fails only if a Display implementation fails, as Python's
-/// `str()` of a str subclass may.
+/// The exception for an error of `write!`. The calls here return no error: they write to a String, and pyo3's Display
+/// writes a substitute text if `str()` raises an exception.
 fn fmt_error(_: std::fmt::Error) -> PyErr {
     PyTypeError::new_err("cannot format an object")
 }

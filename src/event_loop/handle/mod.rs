@@ -1,5 +1,5 @@
-//! `Handle` and `TimerHandle`: a callback with its arguments and context. The loop runs a handle once, but a handle of
-//! `add_reader` or `add_writer` at each event.
+//! `Handle` and `TimerHandle`: a callback with its arguments and context. The loop runs a handle of `add_reader` or
+//! `add_writer` at each event, and any other handle once.
 //!
 //! Both types have the same layout. A handle stores up to four arguments inline, and more than four in a tuple. Freed
 //! handles go to a freelist, because `call_soon` is the loop's hottest path. A handle belongs to the thread of its
@@ -8,8 +8,8 @@
 //! With a GIL, the garbage collector does not track handles that run once. If it did, a program with 10,000 pending
 //! handles would spend half of its time in the collector. No cycle is missed: a handle that has run or was cancelled
 //! refers to nothing, and while the loop runs, every pending handle is reachable from the running loop anyway. While
-//! the loop does not run, the handles that other code keeps are tracked (`reactor::tracking`), and the loop visits the
-//! referents of all other handles as if they were its own.
+//! the loop does not run, the handles that other code keeps are tracked (`reactor::tracking`). The loop reports the
+//! referents of all other handles to the collector as if the loop itself referred to them.
 //!
 //! `isinstance(handle, asyncio.Handle)` is true because of `__class__`, as with the objects of `unittest.mock`.
 //! Inheriting from asyncio's class would add 64 bytes of unused slots to every handle.
@@ -66,7 +66,7 @@ mod flag {
     pub(super) const THREADSAFE: u16 = 1 << 6;
     /// The callback of a thread-safe handle is running.
     pub(super) const RUNNING: u16 = 1 << 7;
-    /// Another thread is waiting for that run of the callback to end.
+    /// The callback is running, and another thread waits for it to end.
     pub(super) const AWAITED: u16 = 1 << 8;
     /// The deadline of a `TimerHandle` was given as an int, so `when()` returns an int, as in asyncio.
     pub(super) const WHEN_IS_INT: u16 = 1 << 9;

@@ -107,9 +107,10 @@ counters! {
     /// How often a coro's stack was copied away to make room for another coro's.
     coro_evictions,
     coro_bytes_copied,
-    /// How many entries were ready, and how many timers were set and not cancelled, when the last iteration began.
-    /// Free-threaded builds need both counters: there, no other thread may read the queues while the loop runs.
+    /// How many entries were ready when the last iteration began. Only free-threaded builds set this counter and the
+    /// next one: there, no other thread may read the queues while the loop runs.
     noted_ready,
+    /// How many timers were set and not cancelled when the last iteration began.
     noted_timers,
 }
 

@@ -10,7 +10,7 @@
 //!                                                       whichever was later
 //!   by an event, for a native object to handle          when the last poll returned
 //!   as a timer                                          at its deadline
-//!   as a timer with slack, and the loop slept past it   when that sleep ended
+//!   as a timer whose slack let the loop sleep longer    when that sleep ended
 //! ```
 //! The entries of the ready queue have no time stamps. The queue is first in, first out, so a list of marks is enough.
 //! Each mark stands for one time and says up to which entry of the queue it applies.

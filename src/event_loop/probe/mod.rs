@@ -1,7 +1,7 @@
 //! The probe: everything that watches a loop while it runs.
 //!
-//! Each feature that can be switched on and off has a bit in the probe's mode. Code that runs often needs only one test
-//! for all the bits that concern it, and looks at the single bits only if one of them is set:
+//! Each feature that can be switched on and off has a bit in the probe's mode. Hot code tests all the bits that concern
+//! it at once, and looks at the single bits only if one of them is set:
 //!
 //! ```text
 //!   bit        set by                                    while it is set                                   code
@@ -119,6 +119,9 @@ impl Probe {
 
     /// Switches measuring on or off. Steps that take at least `slow_ns` are reported.
     fn set_measured(&self, is_on: bool, slow_ns: u64) {
+        if !is_on && self.measured().is_none() {
+            return;
+        }
         let measuring = self.measuring.get_or_init(|| Box::new(Measuring::new()));
         measuring.set_slow_ns(slow_ns);
         if is_on && !self.has(Mode::MEASURED) {

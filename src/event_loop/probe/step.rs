@@ -68,8 +68,8 @@ pub(crate) fn run_source(
     watch_source(event_loop, source, Some(Kind::Source), None, run)
 }
 
-/// Returns the time at which the entry that was just taken out of the ready queue became ready; None while measuring is
-/// off.
+/// Called after an entry was taken out of the ready queue. Returns the time at which that entry became ready; None
+/// while measuring is off.
 fn note_taken(reactor: &Reactor) -> Option<u64> {
     let measuring = reactor.probe.measuring()?;
     Some(measuring.take(reactor.ready.len()))

@@ -164,8 +164,8 @@ pub(crate) fn send_held<T: Flushable>(this: This<'_, T>) -> PyResult<()> {
 unsafe fn end_hold<T: Flushable>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: the caller's contract.
     let this: This<'_, T> = unsafe { This::new(py, object) };
-    // The flag stays set during the call: if code that runs inside it writes (the `fileno()` of an unusual socket
-    // object, a callback of the SSLContext), the new data must go behind the old.
+    // `flush` may run code that writes: the `fileno()` of an unusual socket object, or a callback of the SSLContext.
+    // The flag stays set during the call, so that such new data goes behind the old.
     let sent = T::flush(this);
     this.flags().clear(T::HELD);
     sent

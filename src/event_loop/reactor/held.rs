@@ -131,8 +131,8 @@ impl Held {
         self.since_ns.get()
     }
 
-    /// Puts an object with `len_bytes` to send on the list: `flush(object)` is called at the end of the running step or
-    /// of a later one of the batch. `is_accepting` must be true.
+    /// Puts `object`, which has `len_bytes` bytes to send, on the list. `flush(object)` is called at the end of the
+    /// running step or of a later step of the batch. `is_accepting` must be true.
     #[inline]
     pub(super) fn push(&self, object: Bound<'_, PyAny>, len_bytes: usize, flush: Deferred) {
         if self.is_empty() {

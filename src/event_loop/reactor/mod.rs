@@ -228,7 +228,7 @@ impl Reactor {
         self.defer_from_anywhere(handle.into_bound(py), enter_timer);
     }
 
-    /// `ReadyWork::defer` from any thread. Wakes the loop if it sleeps.
+    /// Calls `ReadyWork::defer_from_anywhere`, and wakes the loop if it sleeps. Any thread may call this.
     pub(crate) fn defer_from_anywhere(&self, object: Bound<'_, PyAny>, run: Deferred) {
         if self.ready.defer_from_anywhere(object, run) {
             self.wake();

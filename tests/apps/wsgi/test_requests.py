@@ -57,7 +57,7 @@ GOOD: dict[str, tuple[bytes, tuple[str, str, str, bytes]]] = {
     "all signs of a token": (get("!#$%&'*+-.^`|~09azAZ: x"), ("GET", "/", "", b"")),
     "length": (post("Content-Length: 4", body=b"body"), ("POST", "/", "", b"body")),
     "length of zeros": (post("Content-Length: 0004", body=b"body"), ("POST", "/", "", b"body")),
-    "no length": (post("Content-Length: 0", body=b""), ("POST", "/", "", b"")),
+    "length of one zero": (post("Content-Length: 0", body=b""), ("POST", "/", "", b"")),
     "get with body": (line("GET /", "Content-Length: 4", body=b"body"), ("GET", "/", "", b"body")),
     "chunks": (chunked(b"3\r\none\r\nA\r\n0123456789\r\n0\r\n\r\n"), ("POST", "/", "", b"one0123456789")),
     "chunk with zeros": (chunked(b"003\r\none\r\n000\r\n\r\n"), ("POST", "/", "", b"one")),

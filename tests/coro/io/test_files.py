@@ -676,3 +676,23 @@ def test_data_that_a_real_thread_has_read_is_not_lost():
         os.close(reader)
 
     coro.run(main)
+
+
+def test_sendall_has_one_time_limit():
+    """As in socket.sendall, the timeout limits the whole call, even if the reader takes a little now and then."""
+
+    def main():
+        reading, writing = os.pipe()
+        with coro.fd_sock(reading) as reader, coro.fd_sock(writing) as writer:
+
+            def read_slowly():
+                while reader.recv(4096):
+                    coro.sleep_relative(0.01)
+
+            reads = coro.spawn(read_slowly)
+            writer.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                writer.sendall(bytes(100_000_000))
+            reads.shutdown()
+
+    coro.run(main)

@@ -1,4 +1,4 @@
-"""Run CPython's own test modules patched and inside a coro. A test that passes plain must pass patched.
+"""Run CPython's own test modules patched and inside a coro ("patched"), and without both ("plain").
 
 EXCEPTIONS lists the tests that do not pass patched, with a reason each. Tests in this list that would never end are
 not run. The other ones are run, and if one of them passes, it must be removed from the list.

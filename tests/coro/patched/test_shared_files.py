@@ -434,7 +434,7 @@ BODIES = {
     collector.join()
     data = b"".join(parts).decode()
     counts = {letter: data.count(letter * 999) for letter in "abc"}
-    # An interrupted print() has written nothing, only its text (the line end is a separate write), or the whole line.
+    # An interrupted print() has written either nothing, or its text without the line end, or the whole line.
     assert all(0 <= counts[letter] - done.count(letter) <= 1 for letter in "abc"), (counts, before)
     assert data.endswith("end\\n"), data[-20:]
     print("ok")

@@ -13,7 +13,7 @@ import time
 import weakref
 
 import pytest
-from support import coro_is_available, sleep_zero
+from support import coro_is_available, run_script, sleep_zero
 
 import grapeshot
 
@@ -180,23 +180,83 @@ def test_all_tasks_of_a_loop_in_another_thread():
     assert not asyncio.all_tasks(loops[0])
 
 
+def set_of_tasks():
+    """Return the set in which asyncio keeps tasks. From 3.14 on, Python code cannot reach it."""
+    return asyncio.tasks._scheduled_tasks if sys.version_info >= (3, 12) else asyncio.tasks._all_tasks
+
+
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="asyncio's set of tasks cannot be reached from Python code")
-def test_asyncios_set_of_tasks_contains_coros():
-    """Some programs read the set itself."""
-    tasks = asyncio.tasks._scheduled_tasks if sys.version_info >= (3, 12) else asyncio.tasks._all_tasks
+@pytest.mark.parametrize("spawn", [lambda: coro.spawn(coro.wait), lambda: asyncio.ensure_future(asyncio.sleep(60))])
+def test_asyncios_set_of_tasks(spawn):
+    """Some programs read the set itself. A coro is in it like a task."""
 
     async def main():
-        before = len(tasks)
-        co = coro.spawn(coro.wait)
-        assert co in tasks
-        assert co in list(tasks)
-        assert len(tasks) == before + 1
-        co.shutdown()
-        await asyncio.wait([co])
-        assert co not in tasks
-        assert len(tasks) == before
+        tasks = set_of_tasks()
+        before = tasks.copy()
+        count = len(tasks)
+        assert tasks == before
+        task = spawn()
+        assert task in tasks
+        assert list(tasks).count(task) == 1
+        assert (len(tasks), len(before)) == (count + 1, count)
+        assert task not in before
+        assert set(tasks - before) == set(tasks.difference(before)) == set(tasks ^ before) == {task}
+        assert tasks > before
+        assert not tasks.isdisjoint({task})
+        task.cancel()
+        await asyncio.wait([task])
+        assert task not in asyncio.all_tasks()
 
     grapeshot.run(main())
+
+
+@pytest.mark.parametrize("spawn", [lambda: coro.spawn(coro.wait), lambda: asyncio.ensure_future(asyncio.sleep(60))])
+def test_unregistered_tasks_are_not_listed(spawn):
+    async def main():
+        task = spawn()
+        before = asyncio.all_tasks()
+        asyncio._unregister_task(task)
+        assert asyncio.all_tasks() == before - {task}
+        asyncio._register_task(task)
+        assert asyncio.all_tasks() == before
+        if sys.version_info < (3, 14):
+            set_of_tasks().remove(task)
+            with pytest.raises(KeyError):
+                set_of_tasks().remove(task)
+            assert asyncio.all_tasks() == before - {task}
+        task.cancel()
+        await asyncio.wait([task])
+
+    grapeshot.run(main())
+
+
+def test_all_tasks_after_the_end_of_a_thread():
+    """Like tasks, coros that did not end with their thread are still listed."""
+    code = """
+        import asyncio, threading
+        import grapeshot
+        from grapeshot import coro
+
+        loop = grapeshot.new_event_loop()
+
+        def stay():
+            while True:
+                try:
+                    coro.sleep_relative(1000)
+                except BaseException:
+                    pass
+
+        async def main():
+            coro.spawn(stay).set_name("a coro")
+            loop.task = loop.create_task(asyncio.sleep(1000), name="a task")
+            await asyncio.sleep(0.01)
+
+        thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
+        thread.start()
+        thread.join()
+        print(sorted(task.get_name() for task in asyncio.all_tasks(loop)))
+    """
+    assert run_script(None, code, flags=("-W", "ignore")) == "['a coro', 'a task']\n"
 
 
 def test_ended_coros_leave_nothing_behind():

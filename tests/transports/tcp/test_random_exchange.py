@@ -1,4 +1,7 @@
-"""Two transports of one loop exchange random data. (tests/fuzz compares random steps with asyncio's loop.)"""
+"""Two transports of one loop exchange random data.
+
+(tests/fuzz makes the same random steps on asyncio's loop, and compares the results.)
+"""
 
 from __future__ import annotations
 

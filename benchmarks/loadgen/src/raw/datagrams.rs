@@ -109,8 +109,7 @@ pub(super) fn run(address: SocketAddr) -> anyhow::Result<()> {
         }
         match batch.echo(&socket) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // An ICMP error from a peer that is gone surfaces in the next call; it says nothing about the other
-            // peers.
+            // Not expected: Linux reports a refusal only on a connected socket.
             Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {}
             outcome => outcome?,
         }

@@ -32,7 +32,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: we own the object, it is not null, and this is its own free function.
+        // SAFETY: we own the object, it is not null, and `self.1` is OpenSSL's function that frees such objects.
         unsafe { (self.1)(self.0) };
     }
 }

@@ -1,8 +1,8 @@
 //! The functions of OpenSSL 3 that this crate needs, from the libssl that is found at run time.
 //!
-//! The library is loaded, not linked. The build then needs no headers and is quick. The raw server can use the same
-//! library as CPython's `ssl` (the harness names it in `LOADGEN_LIBSSL`). The raw server is then as fast as that
-//! library allows.
+//! The library is loaded, not linked, so the build needs no headers and is quick. The harness puts the path of the
+//! library that CPython's `ssl` uses into `LOADGEN_LIBSSL`. So the raw server uses the same library, and shows how fast
+//! a server with that library can be.
 //!
 //! Source: the manual pages ssl(7) and crypto(7) of OpenSSL 3.
 

@@ -148,7 +148,7 @@ impl Context {
         Ok(made)
     }
 
-    /// A new session, which begins with a full handshake.
+    /// A new session. It begins with a full handshake, unless an earlier session is resumed.
     ///
     /// # Errors
     /// If OpenSSL runs out of memory.
@@ -271,7 +271,8 @@ impl Session {
     }
 
     /// Consumes all of the ciphertext that the socket returned, handshake messages included. Writes the plaintext to
-    /// the start of `plain`, which must be at least as long as the ciphertext, and returns its length.
+    /// the start of `plain`, and returns its length. `plain` must be longer than the ciphertext by one record (16 KiB),
+    /// because a part of a record may have come before.
     ///
     /// # Errors
     /// If OpenSSL rejects the ciphertext.

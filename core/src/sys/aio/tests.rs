@@ -541,7 +541,7 @@ fn open_now_does_not_wait_for_a_lease() {
     let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
     // SAFETY: these calls take numbers. When the lease is broken, the kernel sends SIGURG, which is ignored by default.
     unsafe {
-        // Linux: `include/uapi/linux/fcntl.h`.
+        // Linux: `include/uapi/asm-generic/fcntl.h`.
         const F_SETSIG: c_int = 10;
         libc::fcntl(fd, F_SETSIG, libc::SIGURG);
         if libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) != 0 {

@@ -1,8 +1,8 @@
 //! The poller over Linux epoll. [`super`] has its contract.
 //!
-//! Waits have nanosecond precision if the kernel has `epoll_pwait2` (5.11). The call may be missing (`ENOSYS`), or a
-//! sandbox that does not know it may refuse it (`EPERM`). The poller finds that out at its first timed wait. From then
-//! on it uses `epoll_wait`, and rounds timeouts *up* to milliseconds. A timer may then fire late, but never early.
+//! Waits have nanosecond precision if the kernel has `epoll_pwait2` (5.11). An older kernel lacks the call (`ENOSYS`),
+//! and an old sandbox may refuse it (`EPERM`). The poller finds that out at its first timed wait. From then on it uses
+//! `epoll_wait`, and rounds timeouts *up* to milliseconds. A timer may then fire late, but never early.
 //!
 //! The kernel may extend a wait by a thousandth of its length (by a two-hundredth in a niced process), so that it can
 //! combine wake-ups. A timer of one second would then fire a millisecond late. So the poller divides a long wait into
@@ -25,7 +25,7 @@ const NS_PER_S: u64 = 1_000_000_000;
 /// timer of a thread (`PR_SET_TIMERSLACK`, 50 us by default).
 const ONE_STEP_NS: u64 = 50 * NS_PER_MS;
 
-// libc types the flags as `c_int` and the field that holds them as `u32`.
+// In the libc crate the flags have the type `c_int`, but the field that holds them is a `u32`.
 const IN: u32 = libc::EPOLLIN.cast_unsigned();
 const OUT: u32 = libc::EPOLLOUT.cast_unsigned();
 const ON_CHANGE: u32 = libc::EPOLLET.cast_unsigned();

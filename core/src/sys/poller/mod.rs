@@ -141,9 +141,9 @@ impl Readiness {
     /// Both directions are shut down, or the fd has an error. The poller reports this together with READ and WRITE.
     pub const HANGUP: Self = Self(4);
     /// The end of the stream or urgent data of TCP has arrived, in addition to ordinary data or instead of it. A read
-    /// stops early at either of the two, so a read that returns less than it was asked for does not mean that nothing
-    /// is left. The poller reports this together with READ: epoll only for an interest in changes, kqueue for every
-    /// interest.
+    /// stops early at the end of the stream and at urgent data. So a read that returns less than it was asked for does
+    /// not mean that nothing is left. The poller reports this together with READ: epoll only for an interest in
+    /// changes, kqueue for every interest.
     pub const MORE: Self = Self(8);
 
     /// Ready for everything that `self` or `other` is ready for.

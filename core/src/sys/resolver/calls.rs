@@ -288,7 +288,7 @@ mod hosts {
         ) -> c_int;
     }
 
-    /// The largest buffer that is tried for an entry, in bytes.
+    /// A buffer of at least this length, in bytes, is the last one that is tried for an entry.
     const MAX_BUFFER: usize = 1 << 20;
 
     pub(super) fn by_name(name: &CStr) -> Outcome {

@@ -109,7 +109,7 @@ struct State {
     /// The questions to look up. The queue may contain a question more than once, and questions that nobody asks any
     /// longer.
     queue: VecDeque<Arc<Question>>,
-    /// How many jobs no thread has begun. Each job takes one question from the queue.
+    /// The number of jobs that no thread has begun. Each job takes one question from the queue.
     jobs: usize,
     asked: HashMap<Arc<Question>, Lookup>,
     tickets: HashMap<u64, Arc<Question>>,

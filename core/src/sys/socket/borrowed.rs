@@ -25,9 +25,9 @@ pub unsafe fn recv_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize>
     })
 }
 
-/// The two calls of the hot path, made without the C library's functions. Those functions are cancellation points,
-/// which cost four locked instructions for each pair of calls once the process has a second thread. Nothing cancels the
-/// threads that make the calls, so no cancellation points are needed.
+/// The two calls of the hot path, made with `syscall` instead of the C library's `recv` and `send`. Those functions are
+/// cancellation points, which cost four locked instructions for each pair of calls once the process has a second
+/// thread. Nothing cancels the threads that make the calls, so no cancellation points are needed.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod direct {
     use std::ffi::{c_int, c_void};

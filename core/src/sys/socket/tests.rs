@@ -35,7 +35,7 @@ fn receive(fd: RawFd, capacity: usize) -> io::Result<Vec<u8>> {
     Ok(buffer)
 }
 
-/// The view that the `Address` of the same socket should have.
+/// What `Address::view` should return for this address of the standard library.
 fn view_of(address: SocketAddr) -> AddressView<'static> {
     match address {
         SocketAddr::V4(address) => AddressView::V4 {

@@ -5,7 +5,8 @@
 //! waker. [`Waker::wake`] may run in any thread and in signal handlers.
 //!
 //! The file of each operating system must provide `Waker`, a `Sync` type with the functions `new()`, `fd()`, `wake()`
-//! and `drain()`, which are documented in the files. Its descriptors are close-on-exec, and it uses `Pending`.
+//! and `drain()`, which are documented in the files. The descriptors of a waker are close-on-exec, and it uses
+//! `Pending`.
 //!
 //! ```text
 //!   any thread                                loop's thread

@@ -65,8 +65,8 @@ def _replacement(
 ) -> Callable[..., Any]:
     """Return a replacement of ``function``, which takes ``count`` arguments.
 
-    The replacement asks the resolver if the arguments allow that: ``question_of`` turns them into a question, and
-    ``answer_of`` turns the resolver's answer into the result.
+    If the arguments allow it, the replacement asks the resolver: ``question_of`` turns the arguments into a question,
+    and ``answer_of`` turns the resolver's answer into the result.
     """
     is_own = dns.is_own(function, _socket)
 

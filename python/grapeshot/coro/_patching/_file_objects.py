@@ -1,7 +1,7 @@
 """File objects for pipes, sockets and terminals, which several coros may use at the same time.
 
-The classes derive from the classes of :mod:`io`. Only one coro at a time can be in the methods that read, and only one
-in a buffer's methods that write. So one coro can read while another one writes (see ``_shared_reads``).
+The classes derive from the classes of :mod:`io`. Only one coro at a time can be in a buffer's methods that read, and
+only one in its methods that write. So one coro can read while another one writes (see ``_shared_reads``).
 """
 
 from __future__ import annotations

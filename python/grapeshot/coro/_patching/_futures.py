@@ -80,7 +80,7 @@ def _make_class() -> type:
 
 
 def patch() -> None:
-    """Replace the class. asyncio, grapeshot and InterpreterPoolExecutor keep the original, with real threads."""
+    """Replace the class; asyncio, grapeshot and InterpreterPoolExecutor keep the original, with real threads."""
     with contextlib.suppress(ImportError):
         # A call in another interpreter blocks its thread, so InterpreterPoolExecutor (Python 3.14 and later) needs real
         # threads. Import its module first: InterpreterPoolExecutor then derives from the original class.

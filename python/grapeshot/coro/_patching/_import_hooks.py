@@ -71,12 +71,15 @@ class _Finder:
 
 
 def after_import(module_name: str, call: Callable[[Any], None]) -> None:
-    """Call ``call(module)`` after each import of a module, and now if it is already imported."""
+    """Call ``call(module)`` after each import of a module, and now if it is already imported.
+
+    If another thread is importing the module at this moment, ``call`` may be called twice.
+    """
     _calls[module_name] = call
     module = sys.modules.get(module_name)
     if getattr(getattr(module, "__spec__", None), "_initializing", False):
-        # Another thread is importing the module: wait for that. If the import began before `call` was registered, the
-        # import does not call it.
+        # Another thread is importing the module: wait for that. If that import began before the first function was
+        # registered for the module, the import does not call `call`.
         _bootstrap._lock_unlock_module(module_name)  # type: ignore[attr-defined]
         module = sys.modules.get(module_name)
     if module is not None:

@@ -7,6 +7,7 @@ calls the coro waits with ``_waits``.
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import select as _module
 import selectors
@@ -36,7 +37,7 @@ def _limit_of(timeout: Any, unit_s: float) -> float | None:
         raise TypeError("timeout must be an integer or None")
     if timeout != timeout:
         raise ValueError("Invalid value NaN (not a number)")
-    return timeout * unit_s  # type: ignore[no-any-return]
+    return (timeout if isinstance(timeout, float) else operator.index(timeout)) * unit_s
 
 
 def _fd_of(file: Any) -> Any:

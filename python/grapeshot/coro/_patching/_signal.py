@@ -1,9 +1,9 @@
 """The part ``signal`` of :func:`grapeshot.coro.patch`.
 
 As always, signal handlers run in the main thread between two instructions, no matter which coro or part of the loop is
-running there. In a plain program, an exception that a handler raises interrupts whatever the program is waiting for. To
-preserve this, an exception that a handler raises while another coro or the loop is running is passed to the coro that
-set the handler, and is raised where that coro waits.
+running there. In a plain program, an exception that a handler raises interrupts whatever the program is waiting for.
+Here the exception interrupts the coro that set the handler. If this coro is not running when the handler raises, the
+exception is raised where this coro waits.
 
 ``sigwait`` and similar functions let other coros run. Python has no descriptor that reports blocked signals, so these
 functions ask again and again whether a signal has come.

@@ -1,8 +1,8 @@
 """The part ``socket`` of :func:`grapeshot.coro.patch`: sockets whose calls let other coros run while they wait.
 
 The class derives from the original ``socket.socket``, so ``isinstance`` works with both classes. Unlike with
-:class:`grapeshot.coro.sock`, several coros may wait to read (or to write) on one socket, as threads may. The second one
-waits with ``_waits``. When both are woken, the one that runs first gets the data.
+:class:`grapeshot.coro.sock`, several coros may wait to read (or to write) on one socket, as threads may. The second
+coro waits with ``_waits``. When both coros are woken, the coro that runs first gets the data.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class SharedWaits(CoroSocket):
     )
 
     def _is_plain(self, flags: Any) -> bool:
-        """Whether a call that receives never waits, and all of its data is in the kernel (none in ``_unread``)."""
+        """Whether the flags forbid a receiving call to wait, and the socket has no data in ``_unread``."""
         return _is_at_once(flags) and not getattr(self, "_unread", b"")
 
     def accept(self) -> tuple[Any, Any]:

@@ -13,11 +13,12 @@ has changed nothing when it finds the database locked. These calls can be repeat
 - A commit that finds the database locked leaves the transaction open, so it can be repeated.
 
 A statement that changes data outside of a transaction cannot be repeated if it calls functions of the program or
-returns rows (``RETURNING``): a repetition would call or return them a second time. In this case the coro waits until it
-can lock the database, unlocks it, and executes the statement at once, with the connection's own timeout.
+returns rows (``RETURNING``): a repetition would call or return them a second time. In this case the coro repeats
+``BEGIN EXCLUSIVE`` until it succeeds, and ends this empty transaction. Then it executes the statement at once, with the
+connection's own timeout.
 
 If waiting would be a deadlock, SQLite does not wait. (For example, a transaction that has read something wants to
-write, while another one waits for all readers to end.) Such a call takes less than the millisecond, and its error is
+write, while another one waits for all readers to end.) Such a call takes less than one millisecond, and its error is
 raised at once, as without patching.
 """
 
@@ -296,7 +297,7 @@ class Connection(sqlite3.Connection):
         if self._now_ms[0] == limit_ms:
             return
         # No lock is held here, because that could lead to a deadlock: the PRAGMA waits for statements of other threads,
-        # and a function of the program that such a statement calls may come here, too.
+        # and such a statement may call a function of the program that needs the same lock.
         now_ms: list[int | None] = [None]
         self._now_ms = now_ms
         with self._callbacks_off():

@@ -1,7 +1,7 @@
 """The part ``stdin`` of :func:`grapeshot.coro.patch`: other coros run while one waits for input.
 
 It patches ``sys.stdin`` and ``input()``. The interpreter's own stream objects stay, because they may have data in their
-buffers. Attributes that are set on these objects replace their methods that wait.
+buffers. Only the methods that wait are replaced, by functions that are set as attributes of these objects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The part ``stdout`` of :func:`grapeshot.coro.patch`: other coros run while one waits for the reader of its output.
 
 It patches ``sys.stdout`` and ``sys.stderr``. The interpreter's own stream objects stay, because they may have data in
-their buffers. Attributes that are set on these objects replace their methods that wait.
+their buffers. Only the methods that wait are replaced, by functions that are set as attributes of these objects.
 
 Callbacks of the loop and finalizers may print while a coro waits. The buffer has a lock that belongs to the thread, so
 such a print would fail as a reentrant call if the coro waited inside the buffer. Instead, the raw file writes as much
@@ -35,8 +35,8 @@ def _hold_in_thread(lock: Any) -> Iterator[bool]:
     """Hold the lock in code outside of coros.
 
     A callback or task must not wait for a coro of its own thread, because that coro could not go on. So a callback or
-    task of a loop with coros never waits for the lock: if the lock is not free, it goes on without the lock. The target
-    of ``with ... as`` is whether the lock is held.
+    task of a loop with coros never waits for the lock: if the lock is not free, it goes on without the lock. The value
+    for ``with ... as`` is True if the lock is held.
     """
     # While the interpreter exits, a thread that was stopped may have the lock: do not wait for it then.
     taken = lock.acquire(False) or (not sys.is_finalizing() and not _is_among_coros() and lock.acquire())
@@ -54,8 +54,9 @@ class _Outlet:
         self._lock = _core.thread_rlock()
         self._raw = raw
         self._write, self._flush, self._write_raw = buffer.write, buffer.flush, raw.write
-        # The coro that calls the buffer now, and whether the raw file had no room.
+        # The coro that calls the buffer now.
         self._writer: Any = None
+        # Whether the raw file had no room during the last call of the buffer.
         self._is_full = False
         # Data that interrupted writes have not written. It is kept here, because text streams drop data once they have
         # passed it on to the buffer.

@@ -1,8 +1,8 @@
 """The part ``subprocess`` of :func:`grapeshot.coro.patch`.
 
 ``Popen`` waits with ``os.waitpid``, ``selectors``, ``os.read`` and ``time.sleep``, which other parts patch. This part
-patches the pipes of ``Popen``, which are file objects that read and write in C code. It also puts patched sockets that
-a child inherits into blocking mode (``_socket_numbers.lend``).
+patches the pipes of ``Popen``, which are file objects that read and write in C code. If a child inherits a patched
+socket without a timeout, this part also puts the socket into blocking mode (``_socket_numbers.lend``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _lend_before(method: Callable[..., Any], files: Callable[..., Any]) -> Callable[..., Any]:
-    """Patch a method of ``Popen``: it first puts patched sockets that the child inherits into blocking mode."""
+    """Patch a method of ``Popen``: it first calls ``_socket_numbers.lend`` for each file that ``files`` returns."""
 
     @functools.wraps(method)
     def lend(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -362,8 +362,8 @@ def _forget_dummy(coro: Any) -> None:
 def _ensure_thread_object() -> None:
     """Before a fork, make threading create a Thread object for the running coro, if it has none.
 
-    Otherwise threading in the child mistakes the coro for the system's main thread, finds that the idents differ, and
-    stops with an error before it has dropped the threads of the parent.
+    Without such an object, the code of threading that runs in the child mistakes the coro for the system's main thread.
+    It finds that the idents differ, and stops with an error before it has dropped the threads of the parent.
     """
     if _current_or_none() is not None:
         threading.current_thread()
@@ -396,10 +396,11 @@ def _yield_after_failure(kind: Any, name: str) -> None:
 
 
 def _wait(self: Any, timeout: float | None = None) -> bool:
-    """Replaces ``threading.Condition.wait``, which does not expect that a wait may be interrupted, as a coro's may.
+    """Replaces ``threading.Condition.wait``, which does not expect to be interrupted.
 
-    If a waiter is interrupted after it was notified, the notification goes to another waiter. A waiter that is notified
-    after its time is over, but before it has the lock again, counts as notified.
+    The wait of a coro may be interrupted. If a waiter is interrupted after it was notified, the notification goes to
+    another waiter. A waiter that is notified after its time is over, but before it has the lock again, counts as
+    notified.
     """
     if not self._is_owned():
         raise RuntimeError("cannot wait on un-acquired lock")
@@ -434,9 +435,9 @@ def _leave(waiters: Any, waiter: Any) -> bool:
 
 
 def undisturbed(kind: Any, name: str) -> None:
-    """Patch a method that gives something back: an interruption does not end the method's wait for its own lock.
+    """Patch a method such as ``release``: an interruption does not end its wait for the object's internal lock.
 
-    Otherwise a timeout could lose, for example, a permit of a semaphore. Such a lock is never held for long.
+    Otherwise a timeout could lose, for example, a permit of a semaphore. The internal lock is never held for long.
     """
     method = getattr(kind, name)
 
@@ -454,8 +455,8 @@ def undisturbed(kind: Any, name: str) -> None:
 def _patch_polls(module: Any) -> None:
     """Let other coros run when code polls in a loop. This covers events and barriers too, which use conditions.
 
-    Only methods that wait may yield, because callers of such methods must be prepared for an interruption anyway. In
-    methods that give something back, an interruption must not end the wait for their own lock (:func:`undisturbed`).
+    Only methods that wait may yield, because callers of such methods must be prepared for an interruption anyway. The
+    other methods, such as ``release``, are made :func:`undisturbed`.
     """
     module.Condition.wait = functools.wraps(module.Condition.wait)(_wait)
     _yield_after_failure(module.Condition, "wait")

@@ -141,8 +141,8 @@ def serve(
         max_target_size: the greatest length of a request's target in bytes; a longer one gets 414.
         max_headers: how many header fields a request may have; with more it gets 431.
         max_header_size: the greatest length of one header field in bytes; a longer one gets 431.
-        max_head_size: the greatest length in bytes of all header fields of a request together, including the trailers
-            of its body; a request with longer ones gets 431.
+        max_head_size: the greatest total length in bytes of a request's header fields and trailers; a request that
+            exceeds this limit gets 431.
         max_body: the greatest length of a request's body in bytes (None: no limit); a longer one gets 413.
         access_log: this logger gets a line for each response, in the combined format followed by the duration in
             seconds.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import inspect
 import logging
 import os
@@ -27,7 +28,7 @@ class _UsageError(Exception):
 
 @contextlib.contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Turn errors in the block into _UsageError. For OSError and OverflowError, its text begins with ``what``."""
+    """Turn errors in the block into _UsageError. ``what`` begins the text for an OSError or OverflowError."""
     try:
         yield
     except (OSError, OverflowError) as error:
@@ -62,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-headers", type=int, default=100, help="header fields of a request (100)")
     parser.add_argument("--max-header-size", type=int, default=8190, help="bytes of one header field (8190)")
     parser.add_argument("--max-head-size", type=int, default=65536, help="bytes of all header fields together (65536)")
-    parser.add_argument("--max-body", type=int, default=1 << 30, help="bytes of a request's body; 0: no limit (1 GiB)")
+    parser.add_argument("--max-body", type=int, default=1 << 30, help="bytes of a request's body, 0: any (1 GiB)")
     parser.add_argument("--access-log", metavar="FILE", help="file for the access log, - for stdout (default: no log)")
     parser.add_argument("--error-log", metavar="FILE", default="-", help="file for the error log (default: stderr)")
     parser.add_argument("--log-level", default="INFO", help="error log's level; DEBUG shows refused requests (INFO)")
@@ -94,11 +95,13 @@ def _load(name: str) -> Any:
     module, _, attribute = name.partition(":")
     attribute = attribute or "application"
     try:
-        found: Any = pkgutil.resolve_name(f"{module}:{attribute.removesuffix('()')}")
+        importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise
         raise _UsageError(f"there is no module {module!r}") from error
+    try:
+        found: Any = pkgutil.resolve_name(f"{module}:{attribute.removesuffix('()')}")
     except AttributeError as error:
         raise _UsageError(f"the module {module!r} has no {attribute!r}") from error
     if attribute.endswith("()"):

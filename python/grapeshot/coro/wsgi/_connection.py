@@ -5,7 +5,7 @@
          '- closed, late -'------- 4xx, 5xx ---|------------'---> send it, stop sending, drain, close
                                                '---> takes over the socket (Upgrade), and returns: close
 
-Each connection runs in a coro of its own, which hides the loop.
+Each connection runs in a coro of its own, in which the application sees no running asyncio loop.
 """
 
 from __future__ import annotations

@@ -201,10 +201,11 @@ class RequestParser:
         return 0
 
     def _keep_line(self, data: bytes) -> None:
-        """Store an incomplete line. It may be a request line, perhaps behind the last bytes of the body before it.
+        """Store an incomplete line, which may be a request line.
 
-        It may also be a header field, which does no harm: a field cannot look like a request line of RTSP, which has a
-        space after the method.
+        If the previous request's body does not end with a line end, its last bytes may be at the beginning of this
+        line. The line may also be a header field. This does no harm: a request line of RTSP has a space after the
+        method, so a field cannot look like one.
         """
         line = bytearray(data[data.rfind(b"\n") + 1 :].lstrip(b"\r"))
         self._glued_len = 0

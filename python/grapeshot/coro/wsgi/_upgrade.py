@@ -1,8 +1,8 @@
 """The socket of a connection, for applications that switch to another protocol on it, such as WebSocket.
 
-If a request asks for an upgrade, its environ has such a socket, under the key that libraries expect. By using this
-socket, the application takes over the connection. The server then neither reads nor sends anything, and closes the
-connection when the application returns.
+If a request asks for an upgrade, its environ has an ``UpgradeSocket``, under the key that libraries expect. By using
+this socket, the application takes over the connection. After that, the server neither reads nor sends anything, and
+closes the connection when the application returns.
 """
 
 from __future__ import annotations

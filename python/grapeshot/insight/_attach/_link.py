@@ -38,6 +38,9 @@ class Link:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._prompts: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()
         self._completions: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        self._completing = threading.Lock()
+        # How many requests for completions have not been answered. The process answers them in order.
+        self._unanswered = 0
         self._asked = 0
         self.heard = 0
         """The number of bytes received."""
@@ -68,11 +71,17 @@ class Link:
 
     def complete(self, text: str) -> list[str]:
         """Return the completions of ``text``, a name with dots. The process finds them by inspecting its objects."""
-        self.send(b"c", text)
-        try:
-            return self._completions.get(timeout=_COMPLETION_S)
-        except queue.Empty:
-            return []
+        with self._completing:
+            self.send(b"c", text)
+            self._unanswered += 1
+            found: list[str] = []
+            try:
+                while self._unanswered and not self._has_ended:  # the first answers may belong to earlier requests
+                    found = self._completions.get(timeout=_COMPLETION_S)
+                    self._unanswered -= 1
+            except queue.Empty:
+                return []
+            return found
 
     def _send(self, data: bytes) -> None:
         try:

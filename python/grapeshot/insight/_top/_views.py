@@ -22,7 +22,8 @@ ORDERS = {
     "slow": ("worst", "latest", "most", "name"),
     "tree": ("most", "growth", "name"),
     "descriptors": ("most", "growth", "name"),
-    # In these two views, each item has lines of its own. In the three above, all items that are alike share one row.
+    # In these two views, each item has lines of its own. In the views "slow", "tree" and "descriptors", all items that
+    # are alike share one row.
     "each tree": ("waits",),
     "each descriptors": ("number", "owner", "what"),
 }
@@ -31,9 +32,9 @@ _LINE = re.compile(r'", line (\d+), in (.*)')
 _FOLDERS = re.compile(r"[^ ]*/(?=[^/ ]+:\d+)")
 _NO_NUMBERS = "The event loop of this process is not grapeshot's, so there are no statistics."
 _RATES = ("running_s", "polling_s", "callbacks", "connections_accepted", "bytes_written")
-# A line is red if the loop is busy for at least this percentage of the time, or at least this share of the descriptors
-# is in use.
+# The line about the loop is red if the loop is busy for at least this percentage of the time.
 _BUSY_PERCENT = 90
+# The line about the process is red if at least this share of the descriptors that it may open is in use.
 _DESCRIPTOR_SHARE = 0.9
 _MEDIUM_WIDTH = 90  # from this many columns on, less important numbers are shown, too
 _NUMBER_WIDTH = 39  # the width of one number with its rate

@@ -47,7 +47,7 @@ def _on_run(loop: Any) -> None:
 
 
 class Switch:
-    """Opens a back door on request; :func:`enable` makes one. A ``with`` statement closes the switch at its end."""
+    """Opens a back door on request. :func:`enable` returns a switch. A ``with`` statement closes it at its end."""
 
     def __init__(
         self,

@@ -96,8 +96,8 @@ impl Descriptors {
                 continue;
             };
             let is_displaced = !number_of(&other).is_ok_and(|number| number == i64::from(fd));
-            // The registration is looked up again, because `number_of` may have run a `fileno()` of the program, which
-            // may have changed it.
+            // `number_of` may have called a `fileno()` of the program, which may have changed the registration. So the
+            // registration is looked up again.
             if is_displaced
                 && known().is_some_and(|now| now.is(&other))
                 && let Ok(Some(ended)) = self.set_watcher(py, fd, direction, None)

@@ -1,8 +1,8 @@
 //! Ghosts: registrations that cannot be removed from the poller any more.
 //!
 //! When other code closes a descriptor, epoll stops watching it only if no duplicate of it is open. A forked child, or
-//! any code that called `dup`, may keep the open file alive. Then `epoll_ctl` cannot remove the registration either,
-//! because it must be given the descriptor, which is closed. Such a ghost goes on reporting events. They carry the
+//! any code that called `dup`, may keep the open file alive. Then nothing can remove the registration: `epoll_ctl`
+//! needs the descriptor, and the descriptor is closed. Such a ghost goes on reporting events. These events carry the
 //! token of an outdated registration, so they reach no watcher, but each of them wakes the loop. After many such
 //! events, a new poller replaces the old one. The new one watches only the entries of the fd table whose number still
 //! belongs to the file that was registered.
@@ -12,8 +12,8 @@ use pyo3::prelude::*;
 
 use super::{Descriptors, FdUse};
 
-/// The poller is replaced after this many stale events, or after as many as there are descriptors, if that is more. So
-/// replacing it, which costs a call per descriptor, never costs much more than handling these events did.
+/// The poller is replaced after this many stale events, or after as many as there are descriptors, if that is more. The
+/// replacement costs at most two system calls per descriptor. So it never costs much more than the stale events did.
 const MIN_STALE_EVENTS: usize = 32;
 
 impl Descriptors {

@@ -5,9 +5,10 @@ use std::cell::Cell;
 /// The number of iterations for which ready work may keep the loop from polling.
 const MAX_UNPOLLED_ITERATIONS: u32 = 64;
 const MAX_UNPOLLED_NS: u64 = 100_000;
-/// If there are no timers, only three kinds of iterations read the clock: the first two after a poll, then every fourth
-/// one, and one that must poll. Reading the clock takes a fifth of the time of a short iteration, so most iterations do
-/// not read it. Few readings are enough: after two short iterations, the others are probably short, too.
+/// If there are no timers, `Reactor::iterate` reads the clock only in three kinds of iterations: the first two after a
+/// poll, then every fourth one, and one that must poll. Reading the clock takes a fifth of the time of a short
+/// iteration, so most iterations do not read it. Few readings are enough: after two short iterations, the others are
+/// probably short, too.
 const CLOCK_CHECK_INTERVAL: u32 = 4;
 
 pub(crate) struct Pacing {

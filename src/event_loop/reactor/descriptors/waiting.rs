@@ -1,13 +1,13 @@
 //! Waiting for descriptors that the program owns and the loop only watches: `add_reader`, `add_writer`, the socket
 //! operations and the sockets of coros.
 //!
-//! Each direction of a descriptor has at most one watcher. A watcher is either a handle, which every event queues, or a
-//! native object that waits for one event. Handles are level-triggered, as in asyncio. If only objects wait, the poller
-//! reports changes (edge-triggered). When such a wait ends, the poller's registration stays unchanged, so the next wait
-//! on that socket costs no system call. This is safe: an object waits only after the kernel has reported that the call
-//! would block, or after a short read that has emptied the socket, so the change that the object waits for is still to
-//! come. (All other waits register the descriptor again: `is_anew`.) The registration ends with the first event that
-//! finds no waiting object.
+//! Each direction of a descriptor has at most one watcher. A watcher is either a handle, which goes to the ready queue
+//! at every event, or a native object that waits for one event. Handles are level-triggered, as in asyncio. If only
+//! objects wait, the poller reports changes (edge-triggered). When such a wait ends, the poller's registration stays
+//! unchanged, so the next wait on that socket costs no system call. This is safe: an object waits only after the kernel
+//! has reported that the call would block, or after a short read that has emptied the socket, so the change that the
+//! object waits for is still to come. (All other waits register the descriptor again: `is_anew`.) The registration ends
+//! with the first event that finds no waiting object.
 //!
 //! ```text
 //!   wait_once:  another socket than last time, or a handle for the other direction?
@@ -303,7 +303,7 @@ impl Descriptors {
         drop(removed);
     }
 
-    /// Updates the poller if its interest is not the one that the watch wants, or in any case if `must_update` is true.
+    /// Updates the poller if `must_update` is true, or if the poller's interest is not the one that the watch wants.
     /// Removes the watch if it is not needed any more.
     fn arm(&self, fd: RawFd, watch: WatchRef, must_update: bool) -> io::Result<()> {
         let wanted = watch.get().wanted();

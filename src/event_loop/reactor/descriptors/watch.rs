@@ -30,12 +30,12 @@ pub(super) struct Watch {
     /// watches of the process have the same stamp, except 0. Comparing stamps is cheaper than upgrading the weak
     /// reference.
     pub(super) stamp: Cell<u64>,
-    /// Whether an event of that socket reported more than ordinary data, such as the end of the stream.
+    /// Whether an event of the socket reported more than ordinary data, such as the end of the stream.
     pub(super) has_more: Cell<bool>,
     /// Whether the socket was reported as readable since the last `note_short_read`. The object that the event woke may
     /// have left the data unread, and the poller does not report the same data again.
     pub(super) is_reported: Cell<bool>,
-    /// Predicts the size of the next read of that socket.
+    /// Predicts the size of the next read from the socket.
     read_size: ReadSize,
 }
 

@@ -41,9 +41,9 @@ impl Direction {
 
 /// The object to notify when a descriptor is ready. Dropping it may run any code.
 pub(crate) enum Watcher {
-    /// A handle from `add_reader` or `add_writer`, which each event queues. The second field is the file object that
-    /// the handle was registered with, or None if it was registered with a number. The file object identifies the
-    /// registration after the file is closed, as in `selectors`.
+    /// A handle from `add_reader` or `add_writer`. It goes to the ready queue at every event. The second field is the
+    /// file object that the handle was registered with, or None if it was registered with a number. The file object
+    /// identifies the registration after the file is closed, as in `selectors`.
     Handle(HandleRef, Option<ObjectRef>),
     /// An object that waits for one event. The object's function only queues further work, and calls no code of the
     /// program.

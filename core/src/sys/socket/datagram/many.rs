@@ -44,7 +44,7 @@ pub(super) fn receive(
                 fd,
                 messages.as_mut_ptr().cast(),
                 limit as libc::c_uint,
-                0,
+                libc::MSG_DONTWAIT,
                 ptr::null_mut(),
             )
         }

@@ -49,8 +49,8 @@ pub struct Batch {
 /// result, unless the system keeps it for the next call.
 ///
 /// # Errors
-/// `WouldBlock` if no datagram has arrived. The pending error of the socket, which this call resets (such as
-/// `ConnectionRefused` on a connected socket). `InvalidInput` if there is no slot, or `limit` is 0.
+/// `WouldBlock` if no datagram has arrived. The pending error of the socket (such as `ConnectionRefused` on a connected
+/// socket); this call resets it. `InvalidInput` if there is no slot, or `limit` is 0.
 #[inline]
 pub fn recv_batch(
     fd: RawFd,
@@ -81,7 +81,7 @@ pub fn send_to(fd: RawFd, data: &[u8], to: &Address) -> io::Result<()> {
                 fd,
                 data.as_ptr().cast(),
                 data.len(),
-                SEND_FLAGS,
+                SEND_FLAGS | libc::MSG_DONTWAIT,
                 address,
                 address_len,
             )
