@@ -192,8 +192,12 @@ fn stop<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     drop(memory);
     let queue = this.queue.borrow();
     // In a child of the process that made the queue, there is nothing to wait for.
-    let left = if queue.is_foreign() { 0 } else { queue.len() };
-    Ok(left.into_pyobject(this.py())?.into_any())
+    let left: Vec<u64> = if queue.is_foreign() {
+        Vec::new()
+    } else {
+        queue.tickets().collect()
+    };
+    Ok(PyList::new(this.py(), left)?.into_any())
 }
 
 /// # Safety

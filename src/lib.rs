@@ -1,5 +1,5 @@
-//! grapeshot's native core: this file registers the types and functions of the folders and files beside it with the
-//! extension module. `docs/architecture.md` describes the folders.
+//! grapeshot's native core. This file makes the extension module, with the types and functions of the folders and files
+//! beside it. `docs/architecture.md` describes the folders.
 
 mod aio;
 mod binding;

@@ -1020,8 +1020,8 @@ class _AioQueue:
         """Return the descriptor that is readable when calls may have ended."""
     def has_ring(self) -> bool:
         """Whether io_uring makes the calls."""
-    def stop(self, limit: float, /) -> int:
-        """Cancel all calls and wait until they end, at most ``limit`` seconds. Return how many have not ended."""
+    def stop(self, limit: float, /) -> list[int]:
+        """Cancel all calls and wait until they end, at most ``limit`` seconds. Return the tickets that have not ended."""
 
 @disjoint_base
 class _StreamReader:

@@ -59,8 +59,13 @@ pub(super) fn enter(fiber: *mut Fiber, coro: Coro<'_>) {
     if SWAPS_TASK {
         return;
     }
-    // SAFETY: as above; the fiber holds a reference to the task.
-    unsafe { set_current(coro, *(*fiber).state.task()) };
+    // SAFETY: as above; the fiber holds a reference to the task, unless the coro has none (`show` with None).
+    unsafe {
+        let task = *(*fiber).state.task();
+        if !task.is_null() {
+            set_current(coro, task);
+        }
+    }
 }
 
 /// Sets the current task of the coro's loop, up to 3.13. If this fails, the coro has no current task.

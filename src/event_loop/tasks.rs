@@ -130,8 +130,8 @@ impl LoopObject {
     ///
     /// If the callback is that of a CPython task, it gets a done future instead of `awaited`, for speed. The task asks
     /// the object for a result, which it then drops. If the object were not an `asyncio.Future`, the task would look up
-    /// the method `result` by a string that it has just made, which no cache of methods contains. In free-threaded
-    /// builds, all threads would then also write to the same cache.
+    /// the method `result` with a newly made string. Such a string is in no method cache, so the lookup would be slow.
+    /// In free-threaded builds, all threads would also write to the same cache.
     #[inline]
     pub(crate) fn soon_after_wait(
         &self,

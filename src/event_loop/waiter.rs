@@ -464,8 +464,8 @@ impl NativeType for WaiterObject {
 }
 
 unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached, once, with an unreferenced waiter, which is therefore in no fd table; its
-    // cells are emptied before the memory goes to the freelist or back to the allocator.
+    // SAFETY: CPython calls this once, in an attached thread, with a waiter to which no references are left. So the
+    // waiter is in no fd table. Its cells are emptied before the memory goes to the freelist or back to the allocator.
     unsafe {
         let py = Python::assume_attached();
         ffi::PyObject_GC_UnTrack(slf.cast());

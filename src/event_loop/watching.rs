@@ -31,8 +31,8 @@ pub(crate) fn descriptor(target: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     valid_fd(number).ok_or_else(|| invalid_fd(number))
 }
 
-/// Raises RuntimeError if a transport owns the descriptor. If other code has closed the transport's socket, the
-/// transport does not own the descriptor any more; it is then notified that another file has the number now.
+/// Raises RuntimeError if a transport owns the descriptor. But if other code has closed the transport's socket, this
+/// ends the transport's registration instead, because the number may belong to another file now.
 pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> PyResult<()> {
     let descriptors = &this.reactor().descriptors;
     let Some((token, source)) = descriptors.source(fd) else {

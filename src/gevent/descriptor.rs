@@ -1,4 +1,4 @@
-//! A descriptor that io watchers of gevent's hub watch, as a source of the loop.
+//! A source of the loop: a descriptor for gevent's io watchers.
 //!
 //! Each wait of a greenlet starts a watcher and stops it. A descriptor stays registered when its last watcher has
 //! stopped, so that the next wait needs no system call. It is deregistered when an event comes while no watcher is
@@ -62,7 +62,7 @@ static DESCRIPTOR_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_
 
 impl NativeType for DescriptorObject {
     const NAME: &'static CStr = c"grapeshot._core._HubDescriptor";
-    const DOC: &'static CStr = c"A descriptor that io watchers of gevent's hub watch.";
+    const DOC: &'static CStr = c"A descriptor for gevent's io watchers.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
 
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {

@@ -27,8 +27,8 @@ pub(super) struct HubLoopObject {
     base: ffi::PyObject,
     /// The grapeshot loop; empty before `_set_loop`.
     pub(super) event_loop: ObjectCell,
-    /// The number of objects that keep `run()` from returning: active watchers with a reference, callbacks, and calls
-    /// of `ref()`.
+    /// How many things keep `run()` from returning: active watchers whose `ref` is true, callbacks, and calls of
+    /// `ref()`.
     references: Cell<isize>,
     /// Whether `run()` returns after the next watcher or callback.
     pub(super) is_once: Cell<bool>,
@@ -71,13 +71,13 @@ pub(super) unsafe fn cast<'a>(object: &'a Bound<'_, PyAny>) -> HubLoop<'a> {
 }
 
 impl HubLoopObject {
-    /// Called when a watcher with a reference becomes active.
+    /// Called when a watcher whose `ref` is true becomes active.
     pub(super) fn add_reference(&self) {
         self.references.set(self.references.get() + 1);
     }
 }
 
-/// Called when a watcher with a reference is no longer active. If nothing is left that keeps `run()` from returning,
+/// Called when a watcher whose `ref` is true is no longer active. If nothing is left that keeps `run()` from returning,
 /// the loop first runs the callbacks that are ready now, and then stops unless they have added something.
 pub(super) fn drop_reference(this: HubLoop<'_>) -> PyResult<()> {
     this.references.set(this.references.get() - 1);

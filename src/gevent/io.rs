@@ -1,6 +1,7 @@
 //! `grapeshot._core._HubIo`: the base class of gevent's io watchers.
 //!
-//! Each wait of a greenlet starts a watcher with the function that switches to the greenlet, and stops it afterwards.
+//! When a greenlet waits for a descriptor, it starts a watcher. The watcher's callback switches back to the greenlet,
+//! which then stops the watcher.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -53,7 +54,7 @@ pub(super) struct IoObject {
 
 pub(super) type Io<'py> = This<'py, IoObject>;
 
-/// The object that stands for the events that have happened, as the first argument of a callback.
+/// A placeholder. If it is the first argument of a callback, the events that have happened are passed in its place.
 static EVENTS: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 impl NativeType for IoObject {
@@ -97,7 +98,7 @@ fn with_descriptor<R>(this: Io<'_>, body: impl FnOnce(Descriptor<'_>) -> R) -> O
     descriptor::of(&kept).map(body)
 }
 
-/// `_set(loop, fd, events)`: sets what a watcher that is not active will watch.
+/// `_set(loop, fd, events)`: sets the loop, the descriptor and the events of an inactive watcher.
 fn set<'py>(this: Io<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (py, [hub_loop, fd, events]) = (this.py(), args.exactly()?);
     if !hub_loop::is_hub_loop(&hub_loop) {
@@ -216,7 +217,7 @@ pub(super) fn note_start(this: Io<'_>, poll_count: u64) {
     this.started_at.set(poll_count);
 }
 
-/// Called when the watcher was taken off its descriptor, which may be another file from now on.
+/// Called when the watcher was taken off its descriptor, whose number may belong to another file from now on.
 pub(super) fn forget_descriptor(this: Io<'_>) {
     drop(this.descriptor.take(this.py()));
 }
@@ -456,7 +457,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             set,
             _HubIo._set,
-            "Set what a watcher that is not active will watch."
+            "Set the loop, the descriptor and the events of an inactive watcher."
         ),
         row!(
             method,

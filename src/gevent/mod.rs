@@ -1,5 +1,5 @@
-//! gevent's hub on the loop: the io watchers, which start and stop for each wait of a greenlet, and the running loop of
-//! each greenlet. The rest is Python: `python/grapeshot/gevent`.
+//! The native part of `grapeshot.gevent`: the io watchers, which start and stop for each wait of a greenlet, and the
+//! running loop of each greenlet. The rest is Python: `python/grapeshot/gevent`.
 //!
 //! The watchers and their descriptors belong to the thread that runs the hub's loop.
 
@@ -10,7 +10,7 @@ mod running_loops;
 
 use pyo3::prelude::*;
 
-/// Adds the types and functions of this room to the module.
+/// Adds the types and functions of this folder to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     hub_loop::register(module)?;
     descriptor::register(module)?;

@@ -1,5 +1,5 @@
-//! Each greenlet has a running loop and a current task of its own. greenlet calls `_exchange_running_loops` at each
-//! switch (`greenlet.settrace`), except while there is nothing to exchange.
+//! Each greenlet has a running loop and a current task of its own. The greenlet library calls `_exchange_running_loops`
+//! at each switch (`greenlet.settrace`), except while there is nothing to exchange.
 //!
 //! asyncio has one running loop per thread and, from Python 3.14 on, one current task per thread. Earlier versions keep
 //! the current tasks in a dict whose keys are the loops, which needs no exchange. A greenlet that is suspended while a

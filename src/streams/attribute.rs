@@ -125,7 +125,7 @@ pub(super) unsafe fn with_value<T: NativeType>(
     }
 }
 
-/// Each object of such a type remembers whether a program has replaced one of `METHODS` on it.
+/// A native type. Each of its objects remembers whether a program has replaced one of `METHODS` on that object.
 pub(super) trait Customizable: NativeType {
     /// Names of methods. If one is replaced on an object, native code no longer stands in for that object's methods.
     const METHODS: &'static [&'static str];

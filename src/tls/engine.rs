@@ -406,7 +406,8 @@ fn may_be_direct(object: &Bound<'_, PyAny>, bios: [&Bound<'_, PyAny>; 2]) -> PyR
             return Ok(false);
         }
     }
-    // If one of these callbacks raises, only a method of `_SSLSocket` passes the exception on.
+    // OpenSSL calls back for each message and for each line of the key log. If such a call raises an exception, only
+    // a method of `_SSLSocket` passes the exception on.
     let context = object.getattr(intern!(py, "context"))?;
     for name in [intern!(py, "_msg_callback"), intern!(py, "keylog_filename")] {
         if context
@@ -455,8 +456,8 @@ fn call(
 ) -> PyResult<Bound<'_, PyAny>> {
     let call = [ptr::null_mut(), receiver, arg];
     let count = if arg.is_null() { 2 } else { 3 };
-    // SAFETY: attached; the caller keeps the objects alive. The receiver is never null: the collector empties the
-    // cells only when the transport is being freed, and then nothing calls the engine any more.
+    // SAFETY: attached; the caller keeps the objects alive. The receiver is never null: the engine's cells are emptied
+    // only when the transport is being freed, and then nothing calls the engine any more.
     unsafe { Bound::from_owned_ptr_or_err(py, vectorcall(method, &call[..count])) }
 }
 

@@ -235,8 +235,8 @@ fn wake_waiter(this: Tls<'_>, outcome: Result<&Bound<'_, PyAny>, Bound<'_, PyAny
 
 // ---- proceeding ----------------------------------------------------------------------------------------------
 
-/// Continues the current phase of the connection. Called after ciphertext has come in any state but `Open`, after the
-/// application has resumed reading, and after `start_tls` has returned.
+/// Continues the current phase of the connection. Called when ciphertext has arrived while the state is not `Open`,
+/// when the application has resumed reading, and when `start_tls` has returned.
 pub(super) fn proceed(this: Tls<'_>) -> PyResult<()> {
     match this.state.get() {
         State::Handshake => continue_handshake(this),

@@ -18,8 +18,8 @@
 //! ```
 //!
 //! The object is used on the loop's thread only. All fields are cells, because a call into Python may re-enter any
-//! method. It has no descriptor of its own: any object with the methods of `asyncio.Transport` can be its inner
-//! transport, including another `SSLTransport`.
+//! method. An `SSLTransport` has no descriptor of its own: any object with the methods of `asyncio.Transport` can be
+//! its inner transport, including another `SSLTransport`.
 
 mod bio;
 mod buffer_view;
@@ -85,8 +85,8 @@ bitflags::bitflags! {
         const STARTED = 1 << 10;
         /// `close()` was called while plaintext was being encrypted. The shutdown continues after the encryption.
         const CLOSE_HELD = 1 << 11;
-        /// The transport is on the loop's list: its writes are encrypted when the loop empties the list
-        /// (`flush_policy`).
+        /// The transport is on the loop's list of the transports that hold data (`flush_policy`). The data is encrypted
+        /// when the loop empties the list.
         const HELD = 1 << 12;
     }
 }
@@ -168,8 +168,8 @@ fn is_tls(transport: &Bound<'_, PyAny>) -> bool {
     transport.get_type_ptr() == TLS_TYPE.load(Ordering::Relaxed)
 }
 
-/// Whether native code may write to the transport and end it without calling its Python methods, because `write` and
-/// `_force_close` have not been replaced. Requires that `is_tls` has returned true for the object.
+/// True if no program has replaced `write` or `_force_close` of the transport. Native code then writes to the transport
+/// and ends it without calling these methods. Requires that `is_tls` has returned true for the object.
 #[inline]
 fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &tls_of(transport).dict)

@@ -95,9 +95,9 @@ pub(super) fn rows() -> Vec<ffi::PyMethodDef> {
 // ---- creation --------------------------------------------------------------------------------------------------
 
 /// `loop._tls(protocol, sslcontext, waiter, server_side, server_hostname, handshake_timeout, shutdown_timeout,
-/// call_connection_made=True, accepted=False, below=None)`: makes the transport. The application's protocol is called
-/// in a copy of a `contextvars` context. If `below` is a transport of grapeshot, this is a copy of its context,
-/// otherwise of the current one.
+/// call_connection_made=True, accepted=False, below=None)`: makes the transport. If `below` is a transport of
+/// grapeshot, the application's protocol is called in a copy of the `contextvars` context of `below`. Otherwise, the
+/// protocol is called in a copy of the current context.
 fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [
         protocol,

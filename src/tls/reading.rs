@@ -1,8 +1,8 @@
 //! The read side: ciphertext from the inner transport is decrypted and delivered to the application at once.
 //!
-//! When the inner transport passes ciphertext, all of its plaintext is delivered in one `data_received`, or decrypted
-//! directly into the buffers of a BufferedProtocol. `queue/records` counts the whole records that have arrived. So
-//! `SSL_read` is usually called once for each of them, and not once more to find that no data is left.
+//! All plaintext of the ciphertext that arrives in one call is delivered in one `data_received`, or decrypted directly
+//! into the buffers of a BufferedProtocol. `queue/records` counts the whole records that have arrived. So `SSL_read` is
+//! usually called once for each record, and not once more to find that no data is left.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -369,7 +369,8 @@ pub(super) unsafe fn resume_queued(py: Python<'_>, object: *mut ffi::PyObject) -
     lifecycle::proceed(this)
 }
 
-/// Begins to deliver data after the waiter of `start_tls` has run.
+/// Begins to deliver data once `start_tls` is done. The loop has already resumed the task that waited for the
+/// handshake.
 ///
 /// # Safety
 /// The same as for `resume_queued`.

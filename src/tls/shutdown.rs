@@ -125,7 +125,8 @@ pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
         Ok(true) => {
             call_eof_received(this)?;
             // The inner transport first sends its buffered data. A peer that does not read can delay that forever, so
-            // the timer runs until `connection_lost`. (If the peer has begun the shutdown, there is no timer yet.)
+            // the timer runs until `connection_lost`. (If the inner transport reached the end of its stream before any
+            // `close()` or `close_notify`, there is no timer yet.)
             if !this.timer.is_set() {
                 set_timer(this, &this.shutdown_timeout)?;
             }

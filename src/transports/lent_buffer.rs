@@ -1,5 +1,5 @@
-//! A buffer that a BufferedProtocol lends to its transport, which receives data into it: an exported view of the object
-//! that `get_buffer` returned.
+//! The buffer into which a transport receives data for a BufferedProtocol: an exported view of the object that
+//! `get_buffer` returned.
 //!
 //! Used on the loop's thread only.
 

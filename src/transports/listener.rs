@@ -1,5 +1,5 @@
-//! Listening sockets. When the poller reports one as ready, its listener accepts a batch of connections at once, not in
-//! a later callback.
+//! Listening sockets. When the poller reports a listening socket as ready, its listener accepts a batch of connections
+//! immediately, not in a later callback.
 //!
 //! Used on the loop's thread only. The Python server owns the listening socket; the listener has a reference to the
 //! socket.

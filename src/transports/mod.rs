@@ -1,7 +1,8 @@
 //! Transports: the objects that carry bytes between a descriptor and a protocol.
 //!
-//! They are used on the loop's thread only. They reach the loop through `LoopObject` and its reactor. The loop calls
-//! them as a `Source` or through a deferred function.
+//! They are used on the loop's thread only, except that any thread may call `close`, `abort` and `is_closing`. They
+//! reach the loop through `LoopObject` and its reactor. The loop calls them as a `Source` or through a deferred
+//! function.
 
 mod datagram;
 mod ending;

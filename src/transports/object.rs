@@ -6,7 +6,7 @@
 //!   | object header | _extra |  weakrefs  dict  event_loop  |  body ...  |
 //!   '- asyncio.BaseTransport -'
 //! ```
-//! The type inherits from asyncio's, so that `isinstance()` works. The object is used on the loop's thread only.
+//! The type inherits from asyncio's, so that `isinstance()` works.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -68,8 +68,7 @@ pub(crate) trait Body: Sized {
     /// Called when the object is being freed, after `close`.
     fn on_freed(_: &TransportObject<Self>) {}
 
-    /// Drops the references that can be part of a cycle, except the references in `calls`. The references that `close`
-    /// needs stay.
+    /// Drops the references that can be part of a cycle, except the references in `calls` and those that `close` needs.
     fn clear(&self, py: Python<'_>);
 
     /// Drops all references except the ones in `calls`, before the body itself is dropped.
@@ -396,8 +395,8 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
 }
 
 /// Calls `function`, which ends the transport. `name` is the transport's method that the caller implements. Without a
-/// GIL, any thread may collect a garbage stream whose finalizer calls this method. So if the loop runs in another
-/// thread, the method is scheduled there; in debug mode, RuntimeError is raised instead.
+/// GIL, any thread may call `close()`, because an `asyncio.StreamWriter` closes its transport when it is freed. So if
+/// the loop runs in another thread, the method is scheduled there; in debug mode, RuntimeError is raised instead.
 pub(crate) fn end<'py, B: Body>(
     this: This<'py, TransportObject<B>>,
     name: &str,

@@ -126,8 +126,8 @@ unsafe fn load(object: *mut ffi::PyObject) -> RawFd {
     unsafe { AtomicI32::from_ptr(object.add(1).cast::<c_int>()).load(Ordering::Relaxed) }
 }
 
-/// Remembers the type in `place` if its objects have the expected layout: an object that was never opened must begin
-/// with -1, which is the value of its `fileno()`.
+/// Remembers the type in `place` if its objects have the expected layout: in an object that was never opened, the int
+/// after the object header must be -1, which stands for no descriptor.
 fn learn(kind: &Bound<'_, PyAny>, place: &AtomicPtr<ffi::PyTypeObject>) -> PyResult<()> {
     let size: usize = kind.getattr("__basicsize__")?.extract()?;
     if size < size_of::<ffi::PyObject>() + size_of::<c_int>() {

@@ -52,9 +52,9 @@ pub(crate) fn register_native(kind: *mut ffi::PyTypeObject, received: Received) 
     NATIVE_TYPE.store(kind, Ordering::Release);
 }
 
-/// The C function of a native `data_received` method, and the function that does the same without a Python call; null
-/// until registered.
+/// The C function of the native `data_received` method; null until it is registered.
 static NATIVE_METHOD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+/// The function that delivers data without calling that method; null until it is registered.
 static OBJECT_RECEIVED: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Makes `received` the function that delivers data to protocols whose `data_received` is the native method that `row`

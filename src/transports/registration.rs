@@ -121,9 +121,9 @@ impl Registration {
         Ok(())
     }
 
-    /// Makes the poller wait for `wanted`. Does nothing while the transport is not in the fd table. EBADF if other code
-    /// has closed the descriptor; the poller's entry under that number, which may be another file's, then stays
-    /// unchanged.
+    /// Makes the poller wait for `wanted`. Does nothing while the transport is not in the fd table. EBADF, with nothing
+    /// changed, if other code has closed the descriptor, because the poller's entry with this number may belong to
+    /// another file.
     #[inline]
     pub(super) fn sync(&self, py: Python<'_>, reactor: &Reactor, wanted: Interest) -> io::Result<()> {
         let old = self.interest.get();
@@ -143,8 +143,8 @@ impl Registration {
 
     /// Removes `this` from the poller and from the fd table. The caller must hold a reference to `this`.
     pub(super) fn leave<T>(&self, this: This<'_, T>, reactor: &Reactor) {
-        // If other code has closed the descriptor, nothing may be removed from the poller, where its number may now
-        // stand for another file.
+        // If other code has closed the descriptor, nothing may be removed from the poller: the poller's entry with this
+        // number may belong to another file.
         let polled = if self.usable_fd(this.py()).is_ok() {
             self.interest.get()
         } else {

@@ -293,7 +293,7 @@ impl<'py> Feed<'py> {
         }
         // SAFETY: the buffer has been resized so that `capacity` bytes may be written from this address on.
         let received = receive(unsafe { self.start().add(old_len).cast() }, capacity);
-        // Shrinking fails only if it needs to allocate a smaller block and there is no memory. It then leaves the
+        // Shrinking fails only if it needs to allocate a smaller block and there is no memory. A failure leaves the
         // length unchanged.
         if !self.resize(old_len + received.as_ref().map_or(0, |len_bytes| *len_bytes)) {
             return Some(Err(io::ErrorKind::OutOfMemory.into()));

@@ -1,7 +1,7 @@
 """Blocking clients for blocking_program.py, used as their manuals recommend.
 
-Each class wraps one library. `ask` sends a number in a call that waits in the server, and returns the number in the
-reply. `attempt` calls a server that misbehaves. Nothing in this module knows about coros.
+Each class wraps one library. `ask` sends a number to a slow server, and returns the number from the server's reply.
+`attempt` calls a server that misbehaves. Nothing in this module knows about coros.
 """
 
 from __future__ import annotations

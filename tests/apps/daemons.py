@@ -102,7 +102,7 @@ class Daemon(ABC):
         return True
 
     def run(self, *command: str) -> None:
-        """Run a program to its end, as the server's account."""
+        """Run a program under the server's account, and wait until it ends."""
         done = subprocess.run(
             command, cwd=self.folder, capture_output=True, text=True, timeout=START_CAP_S, check=False, **self.account()
         )

@@ -1,4 +1,4 @@
-"""Run the commands of the documentation pages. tests/project/markdown.py explains the words of the test comments."""
+"""Run the commands of the documentation pages. tests/project/markdown.py explains the comments `<!-- test: ... -->`."""
 
 from __future__ import annotations
 

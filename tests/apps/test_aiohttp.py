@@ -1,4 +1,4 @@
-"""aiohttp's client and its websockets. Client and server share the loop under test, in plain text and over TLS."""
+"""aiohttp's client and its websockets, in plain text and over TLS. Client and server share the loop under test."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_a_slow_reader_delays_only_its_own_channel(run: Run, keys: Keys) -> None
     async def main() -> None:
         async with serving(keys) as server, server.connect() as client:
             process = await client.create_process("pour 64", encoding=None)
-            for number in range(20):  # the client does not read this output
+            for number in range(20):  # meanwhile, the client does not read the output of `pour`
                 assert (await client.run(f"echo {number}")).stdout == f"{number}\n"
             assert process.returncode is None
             assert await process.stdout.read() == BLOB[:65536] * 64
@@ -367,7 +367,7 @@ def test_a_command_is_given_up(run: Run, keys: Keys) -> None:
 
 
 def test_real_programs_behind_the_server(run: Run, keys: Keys) -> None:
-    """The server hands its channel's streams to a subprocess that the loop runs, as a shell server does."""
+    """Like a shell server, the server starts a subprocess and connects the subprocess's streams with the channel."""
 
     async def shell(process: asyncssh.SSHServerProcess[bytes]) -> None:
         assert process.command is not None

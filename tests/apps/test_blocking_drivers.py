@@ -30,7 +30,7 @@ def request(url: str, method: str = "GET") -> Any:
 
 
 def test_the_fastapi_example(redis_server: RedisAddress) -> None:
-    """50 requests wait in the driver at once; each gets the text that was sent to its mailbox."""
+    """50 requests wait in the driver; each gets the text that is sent to its mailbox."""
     url = f"redis://{HOST}:{redis_server.port}"
     command = [sys.executable, str(ROOT / "examples" / "fastapi_redis.py"), "--port", "0", "--redis", url]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

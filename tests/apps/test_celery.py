@@ -256,7 +256,7 @@ def check(kind):
 def main():
     for kind in (timer2.Timer, TaskPool.Timer):
         check(kind)
-    # An entry does not wait for one that was added before it and is due later, whatever the timer's interval is.
+    # The second entry is due before the first one, and runs on time although the timer's interval is an hour.
     timer = TaskPool.Timer(max_interval=3600)
     timer.begin()
     timer.call_after(3600, print)
@@ -318,9 +318,9 @@ def application(redis_server: RedisAddress, tmp_path: Path) -> Iterator[Applicat
 
 
 def test_tasks(application: Application) -> None:
-    """Forty blocking tasks, and then forty `async def` tasks, run at the same time in one thread. Then tasks test time
-    limits, retries and results. The warm shutdown at the end waits for a running task, but not for one that has a
-    countdown of an hour.
+    """Forty blocking tasks run at the same time in one thread, and then forty `async def` tasks run at the same time.
+    Further tasks check time limits, retries and results. The warm shutdown at the end waits for a running task, but not
+    for a task that has a countdown of an hour.
     """
     with application.worker("-c", "40") as worker:
         lines = application.client("""

@@ -96,7 +96,7 @@ class Wire:
         return line[:-2]
 
     def line_lf(self) -> bytes:
-        """Return the next line of a protocol whose lines end with LF alone, without the LF."""
+        """Return the next line without its end. This is for protocols whose lines end with LF alone."""
         return self.file.readline().rstrip(b"\n")
 
     def exactly(self, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Run one module of `test.test_asyncio` in this process, on the subject's loop, and report every test in JSON lines.
+"""Run one module of `test.test_asyncio` in this process, on the loop under test, and report every test in JSON lines.
 
 `run.py` starts this program and reads the lines. The program writes and flushes a line when a test starts, and another
 when the test ends. So after a crash or a hang, `run.py` knows which test was running, and can continue with the next.

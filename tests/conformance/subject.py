@@ -77,7 +77,7 @@ class Substitution:
         substitution = self
 
         class Meta(type):
-            """Makes the class a factory, and `isinstance(loop, asyncio.SelectorEventLoop)` true for its loops."""
+            """Calling the class makes a loop of the subject. `isinstance` counts such a loop as one of the class."""
 
             def __call__(cls, selector: Any = None) -> asyncio.AbstractEventLoop:
                 return substitution.make_loop(selector)
@@ -198,7 +198,7 @@ class Substitution:
         utils.TestCase.close_loop = staticmethod(close_test_loop)
 
     def _mirror_patches(self) -> None:
-        """Make a patch of a name in an asyncio module affect the subject too.
+        """When a test patches a name in an asyncio module, patch the same name in the subject's modules too.
 
         Many tests replace `asyncio.base_events.socket` or `.logger` with a mock. Each module of the subject that has
         imported the same socket module or logger under the same name gets the same mock. `asyncio.log` gets a mock of

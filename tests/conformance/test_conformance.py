@@ -21,7 +21,7 @@ RUNNER = HERE / "run.py"
 DATA = tomllib.loads((HERE / "exclusions.toml").read_text())
 MODULES = DATA["modules"]
 TIMEOUT_S = 300.0
-pytestmark = pytest.mark.no_audit("the runs of other modules begin and end at the same time")
+pytestmark = pytest.mark.no_audit("while a test runs, processes for other modules start and end")
 # How many modules run in parallel: one more than there are processors (because the tests mostly wait), but at most 4.
 # The longest modules start first.
 WORKERS = min(4, 1 + (os.cpu_count() or 1))

@@ -489,6 +489,24 @@ async def test_drain_calls_a_drain_helper_of_the_protocol(api, loop):
     await end(other, writer)
 
 
+async def test_drain_returns_if_the_drain_helper_catches_the_cancellation(api, loop):
+    (reader, writer), (_, other) = await connection(api, loop)
+
+    class Protocol(api.StreamReaderProtocol):
+        async def _drain_helper(self):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                return
+
+    replaced = api.StreamWriter(writer.transport, Protocol(reader, loop=loop), reader, loop)
+    task = loop.create_task(replaced.drain())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task is None
+    await end(other, writer)
+
+
 async def test_a_stop_iteration_is_not_a_result(api, loop):
     """A StopIteration would end drain() like a return, so it becomes a RuntimeError (PEP 479)."""
 

@@ -95,13 +95,9 @@ class AioQueue(Answers):
         while left and time.monotonic() < end_s:
             time.sleep(0)  # lets other threads run
             left = native.stop(_STOP_STEP_S)
-        if left:
-            # A call that goes on may still use its descriptor, so on_end is called only for the calls that have ended.
-            ended: list[tuple[int, Any]] = []
-            native.take(ended)
-            calls = {ticket: calls[ticket] for ticket, _ in ended if ticket in calls}
-        for _, on_end in calls.values():
-            if on_end is not None:
+        for ticket, (_, on_end) in calls.items():
+            # A call that goes on may still use its descriptor.
+            if on_end is not None and ticket not in left:
                 on_end(None)
 
     def _withdraw(self, native: Any, ticket: int) -> bool:

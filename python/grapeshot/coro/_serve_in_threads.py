@@ -99,6 +99,7 @@ class ServerInThreads(Server):
     """The server of the calling thread. Its methods act on the servers of all threads."""
 
     _others: tuple[_Other, ...] = ()
+    _accepts_here = True
 
     @property
     def connections(self) -> int:
@@ -143,7 +144,12 @@ class ServerInThreads(Server):
         self._tell("_shut_down_connections")
 
     def _note_last_failure(self) -> None:
-        pass  # the other threads still accept
+        self._accepts_here = False
+        self._close_if_nobody_accepts()
+
+    def _close_if_nobody_accepts(self) -> None:
+        if not self._accepts_here and all(other.has_ended.done() for other in self._others):
+            self.close()
 
     def _on_acceptor_end(self, co: Any) -> None:
         super()._on_acceptor_end(co)
@@ -161,6 +167,7 @@ class ServerInThreads(Server):
             message = f"Thread {other.name!r} of a server has failed; the server is closed"
             self._loop.call_exception_handler({"message": message, "exception": other.has_ended.exception()})
             self.close()
+        self._close_if_nobody_accepts()
 
 
 def serve_in_threads(

@@ -128,6 +128,7 @@ class Server:
         Raises:
             ValueError: the codec works only between processes of one user, on a Unix socket.
             OSError: like ``loop.create_server``.
+            RuntimeError: the server is closed, or was closed during the call.
         """
         if self.codec.is_for_one_user:
             problem = "needs a Unix socket (listen_unix), because clients can run any code in this process"
@@ -136,6 +137,9 @@ class Server:
         loop = asyncio.get_running_loop()
         handshake_s = None if ssl is None else HELLO_S
         server = await loop.create_server(self._make_connection, host, port, ssl=ssl, ssl_handshake_timeout=handshake_s)
+        if self._is_closing:  # close() was called during the lookup of the name
+            server.close()
+        self._check_open()
         self._servers.append(server)
 
     async def listen_unix(self, path: str | PathLike[str], *, ssl: _ssl.SSLContext | None = None) -> None:

@@ -231,8 +231,9 @@ fn throw_in<'py, S: Steps>(this: Coroutine<'py, S>, error: Bound<'py, PyAny>) ->
             Ok(yielded)
         }
         Some(Err(error)) => {
+            // StopIteration means that the inner coroutine has caught the exception and returned, so this one returns.
             finish(this);
-            Err(raised(this.py(), error))
+            Err(error)
         }
         None => {
             this.state.set(before);

@@ -118,8 +118,8 @@ impl<'py> Handle<'py> {
                     cell.set(arg.clone());
                 }
             }
-            let args = PyTuple::new(py, &args)?;
-            let result = self.report(&event_loop, &context, &callback, &args, error);
+            let result = PyTuple::new(py, &args)
+                .and_then(|args| self.report(&event_loop, &context, &callback, &args, error));
             this.drop_call();
             result
         }

@@ -3,7 +3,7 @@
 //! The queue has an entry for each handle and each deferred function that the loop runs next. In builds with a GIL,
 //! other threads put their entries into the queue directly, because the loop holds the GIL whenever it looks at the
 //! queue. In free-threaded builds, other threads put their entries into the inbox, and the loop moves them from there
-//! into the queue. If the loop sleeps, one of these threads is told to wake it.
+//! into the queue. If the loop sleeps, the first thread that adds an entry must wake it.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};

@@ -11,8 +11,8 @@
 //!
 //! ```text
 //!   loop closed in the main thread:    set_wakeup_fd(-1), then the pipe is closed
-//!   loop closed in another thread:     the pipe goes to ABANDONED; later, a pending call, or the next run or close
-//!                                      of a loop in the main thread, takes these two steps
+//!   loop closed in another thread:     the pipe goes to ABANDONED; the main thread takes the two steps later, in a
+//!                                      pending call, or when it next runs or closes a loop
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -119,7 +119,7 @@ impl Signals {
             // Another descriptor was set, by the program or for another loop that has signal handlers and is not
             // running now. That descriptor stays in force.
             Ok(previous) if previous != -1 && previous != fd => put_back(py, previous),
-            // ValueError: for Python, this thread is not the main thread.
+            // An error is a ValueError: the interpreter does not regard this thread as its main thread.
             Ok(_) | Err(_) => {}
         }
         // Signals that arrived before the descriptor was set are not in the pipe, so they would not end the poll. Their

@@ -204,7 +204,7 @@ fn other_methods() -> Vec<ffi::PyMethodDef> {
 
 // ---- private attributes of asyncio's transport that programs use ------------------------------------------------
 
-/// The same object as `get_extra_info("socket")`, a `TransportSocket`. asyncio's attribute is the socket itself.
+/// A `TransportSocket`, as from `get_extra_info("socket")`. asyncio's attribute is the socket itself.
 fn get_socket(this: Datagram<'_>) -> ObjectResult<'_> {
     let py = this.py();
     match this.socket.get(py) {

@@ -187,8 +187,8 @@ unsafe fn start_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<(
 fn start(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
     if this.lost_writes.get() != 0 {
-        // The connection was aborted before it began. The queued `lose` does not call connection_lost then, because
-        // connection_made was never called.
+        // The connection was aborted before it began, and `lose` is queued. `lose` will not call connection_lost,
+        // because connection_made was never called.
         return Ok(());
     }
     this.flags.set(Flags::MADE);

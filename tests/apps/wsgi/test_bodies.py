@@ -131,7 +131,7 @@ def test_the_body_of_a_request_whose_upgrade_is_ignored() -> None:
 
 
 def test_only_some_of_many_requests_are_parsed_at_once() -> None:
-    """As a parsed environ, a waiting request takes a hundred times as much memory as its bytes do."""
+    """A request that was parsed, and waits as an environ, takes far more memory than the bytes of the request."""
     from grapeshot.coro import wsgi
     from grapeshot.coro.wsgi import _connection
 

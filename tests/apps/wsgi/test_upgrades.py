@@ -195,7 +195,7 @@ def test_an_answer_that_has_begun_keeps_the_socket() -> None:
 
 
 def test_each_send_sends_everything_in_one_piece() -> None:
-    """`send` sends everything, like `sendall` of a blocking socket, because libraries ignore its result."""
+    """`send` sends everything, like `sendall` of a blocking socket, because libraries ignore what `send` returns."""
     length, senders = 3_000_000, 4
     counts: list[int] = []
 

@@ -1,6 +1,7 @@
 """flask-sock and Flask-SocketIO on `python -m grapeshot.coro.wsgi` and on gunicorn with grapeshot's worker class.
 
-The control is gunicorn with threads. The servers patch the standard library, so each runs in its own process.
+For comparison, most tests also run on gunicorn with threads. The other two servers patch the standard library, so
+each server runs in its own process.
 """
 
 from __future__ import annotations

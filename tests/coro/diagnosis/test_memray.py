@@ -204,8 +204,8 @@ def test_connections(tmp_path):
 
 @pytest.mark.parametrize("place", ["loop", "coro", "thread"])
 def test_memray_begins_and_ends_while_coros_wait(place, tmp_path):
-    """From 3.12 on, the functions that a coro was in when memray started may be missing from the stacks of the coro's
-    blocks. But these stacks never contain functions of other coros.
+    """When memray starts, each coro is in some functions already. From 3.12 on, these functions may be missing from
+    the stacks that memray records for the coro. But these stacks never contain functions of other coros.
     """
     run(
         WORK

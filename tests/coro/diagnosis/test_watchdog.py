@@ -1,5 +1,6 @@
-"""The watchdog reports code that keeps a loop from its next iteration, while that code still runs. Here the code is a
-task, a callback or a method of a protocol, with and without coros. test_latency_warning covers coros themselves.
+"""The watchdog reports code that keeps a loop from its next iteration. The report comes while the code still runs.
+Here the code is a task, a callback or a method of a protocol, with and without coros. test_latency_warning covers coros
+themselves.
 """
 
 from __future__ import annotations

@@ -679,7 +679,7 @@ def test_data_that_a_real_thread_has_read_is_not_lost():
 
 
 def test_sendall_has_one_time_limit():
-    """As in socket.sendall, the timeout limits the whole call, even if the reader takes a little now and then."""
+    """As in socket.sendall, the timeout limits the whole call, even if the reader keeps reading slowly."""
 
     def main():
         reading, writing = os.pipe()

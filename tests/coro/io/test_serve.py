@@ -558,7 +558,7 @@ def test_the_end_of_a_tls_stream_is_announced():
 
 
 def test_clients_in_real_threads():
-    """The clients above are coros. As a control, these are real threads with plain sockets."""
+    """In most other tests, the clients are coros. Here, as a control, the clients are threads with plain sockets."""
     results = []
 
     def client(address):

@@ -22,7 +22,7 @@ THREADS = 3
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog):
-    """With a GIL, each server warns that its threads are not faster than one. Hide this warning."""
+    """With a GIL, each server warns that several threads are not faster than one thread. Hide this warning."""
     caplog.set_level(logging.ERROR, logger="asyncio")
 
 
@@ -190,6 +190,24 @@ def test_a_thread_that_fails_closes_the_server():
     assert [context["message"] for context in reports] == [
         "Thread 'leave-2' of a server has failed; the server is closed"
     ]
+
+
+def test_accept_fails_in_all_threads():
+    """The server closes itself only when no thread accepts any longer."""
+
+    def main():
+        reports = []
+        coro.current().get_loop().set_exception_handler(lambda _, context: reports.append(context["message"]))
+        with coro.serve(tell_thread, HOST, 0, threads=2) as server:
+            server.sockets[0].shutdown(socket.SHUT_RD)
+            until_in_coro(lambda: reports)
+            assert reports == ["socket.accept() failed"]
+            assert server.wait_closed(0.01) is False
+            other = server._others[0].server
+            other._sockets[0].shutdown(socket.SHUT_RD)
+            assert server.wait_closed(10) is True
+
+    coro.run(main)
 
 
 def test_an_address_that_cannot_be_bound():

@@ -298,7 +298,7 @@ CALLS = {
 
 
 def _outcome(call, sock):
-    """Return what the call returned or raised, and the data that is left."""
+    """Return what the call returns. If it raises an error, return the error's type, its text and the unread data."""
     try:
         return call(sock)
     except Exception as exc:
@@ -319,7 +319,8 @@ def test_each_receiving_method_returns_data_that_was_put_back(call, is_patched):
         plain, far = socket.socketpair()
         with (patched_socket if is_patched else coro.sock)(fileno=plain.detach()) as near, far:
             far.sendall(b"hello, world")
-            # Put all the data back. But for "all", whose calls ask for all 12 bytes, leave 7 of them in the kernel.
+            # Read all 12 bytes and put them back. In the case "all", read and put back only 5 bytes: 7 are left in the
+            # kernel.
             near._put_back(near.recv(5 if call is CALLS["all"] else 12))
             return _outcome(call, near)
 

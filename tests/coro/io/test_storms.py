@@ -102,7 +102,6 @@ class Stream:
         if kind == 1:
             buffers = [bytearray(3), bytearray(size)]
             count = self.far.readv(buffers)
-            # If an interrupted recv_exact() has put data back, readv() fills only the first buffer, from that data.
             return b"".join(buffers)[:count]
         if kind == 2 and left:
             return self.far.recv_exact(min(size, left))
@@ -282,7 +281,9 @@ def used():
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the test counts descriptors in /proc")
 def test_connections_come_and_go(chance, eviction):
-    """10,000 clients (1,000 in the mode `always`), 250 at a time. They leave no descriptors and hardly any memory."""
+    """10,000 clients (1,000 in the eviction mode `always`) come and go, 250 at a time. At the end, no more descriptors
+    are open than after the second 250 clients, and hardly more memory is used.
+    """
     waves = (40 if eviction == "lazy" else 4) * SCALE
     size = 250
 

@@ -165,7 +165,7 @@ def test_a_wait_that_is_interrupted_leaves_the_status(way):
                 coro.waitpid(child.pid, timeout=0.001)
             with pytest.raises(coro.TimeoutError), coro.timeout(0.001):
                 coro.waitpid(child.pid)
-            # The coro also leaves the status if it is interrupted after the child has ended, but before it runs again.
+            # Now the child ends first, and the coro is interrupted before it runs again.
             waiting = coro.spawn(coro.waitpid, child.pid)
             until_waiting(waiting)
             child.end()

@@ -42,7 +42,7 @@ class _Vnode:
         self.status = os.fstat(fd)
 
     def notes(self, mask: int) -> int:
-        """Return the notes that kqueue would report for an inotify event of the file with this mask."""
+        """Return the notes that kqueue would report when inotify reports the bits of `mask` for the file."""
         old, self.status = self.status, os.fstat(self.fd)
         notes = 0
         if mask & _MODIFY:

@@ -6,8 +6,8 @@ Writes a JSON object to FILE:
 
     {"passed": [test...], "skipped": [test...], "left_out": [test...], "bad": {test: traceback}}
 
-A test is named ``Class.method``. The tests that --skip names are not run, and "left_out" lists them. The tests that
-REGEX matches are not run either, and do not appear in the file.
+A test is named ``Class.method``. The tests given with --skip are not run, and "left_out" lists them. The tests whose
+names match REGEX are not run either, and do not appear in the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The patched functions that look up names return and raise what CPython's do, and do not block other coros."""
+"""A patched lookup of a name gives the same result or error as CPython's, and does not block other coros."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ compare(calls)
 
 @pytest.mark.parametrize("time", ["before the patch", "after the patch"])
 def test_replacements_are_called_in_a_thread(time):
-    """The program replaces the functions of `socket` by its own. These may block, even for hosts that need no lookup,
-    and other coros run during the call.
+    """The program replaces functions of `socket` with functions that may block, even for hosts that need no lookup.
+    Other coros run during the call.
     """
     run(f"""
 asked = []

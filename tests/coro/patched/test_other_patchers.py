@@ -88,8 +88,8 @@ print(coro.run(lambda: coro.sleep_relative(0)))
 
 
 def test_functions_that_were_imported_before_are_refused_too(head):
-    """A function that was imported before `coro.patch()` is not replaced. It raises because the functions that it calls
-    are replaced.
+    """The name `patch_all` was imported before `coro.patch()`, so it still refers to the original function. The
+    original raises because the functions that it calls are replaced.
     """
     code = """
 import gevent.monkey, eventlet, eventlet.patcher

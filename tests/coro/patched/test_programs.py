@@ -1,6 +1,6 @@
-"""Unmodified programs that use the standard library print the same with `python` and with `python -m grapeshot.coro`.
+"""An unmodified program prints the same with `python` and with `python -m grapeshot.coro`.
 
-Servers and clients are threads of one process.
+The programs use the standard library. Servers and clients are threads of one process.
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ from tests.coro.patched.same_output import check_same_output
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-# The writing thread writes each byte only after one of the two processes has received the previous one. With patching,
-# that thread is a coro. So if the child takes a byte, and the parent's read then blocks the loop, no further byte is
-# written.
+# The writing thread writes a byte, and waits until the parent or the child has received it. With patching, this thread
+# is a coro. So if the child takes a byte, and the parent's read then blocks the loop, no further byte is written.
 TWO_READERS = """
 import os, pty, socket, subprocess, sys, threading, tty
 

@@ -176,8 +176,8 @@ SCRIPTS = {
         print(connection.execute("pragma busy_timeout").fetchall())
         setup.execute("begin immediate")
         fails(connection.execute, "insert into t values (2, 1)")
-        # The transaction has read. If its insert waited for the writer while the writer waits for all readers, neither
-        # would ever end. So the insert fails without a wait.
+        # This transaction has read rows, so the writer cannot commit until this transaction ends. If the insert waited
+        # for the writer, neither would ever end. So the insert fails without a wait.
         connection.execute("pragma busy_timeout = 30000")
         connection.rollback()
         connection.execute("begin")

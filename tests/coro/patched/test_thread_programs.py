@@ -1,4 +1,4 @@
-"""Programs that rely on properties of threads: preemption while they poll, names, and imports.
+"""Programs that poll until another thread has run, import modules again, or use the names of functions and types.
 
 Each program prints the same with `python` and with `python -m grapeshot.coro`. A time limit ends a program that hangs.
 """
@@ -64,7 +64,7 @@ SCRIPTS = {
             thread.start()
             ready.wait()
             go.set()
-            # From here on no thread waits, so the other thread runs only if polling lets it.
+            # From here on no thread waits, so the other thread runs only if polling lets it run.
             end = time.monotonic() + 10
             while not (is_there := poll()) and time.monotonic() < end:
                 pass

@@ -428,7 +428,7 @@ def test_timer_and_condition():
 
 
 def test_an_interrupted_wait_passes_its_notification_on():
-    """A coro is notified, and interrupted before it runs. The other waiting coro gets the notification."""
+    """A coro is notified, but interrupted before it runs again. The other waiting coro gets the notification."""
     assert (
         run(
             """

@@ -233,7 +233,7 @@ def woken_by_threads(world: World) -> None:
 
 
 def traces(world: World) -> None:
-    """Set a trace or profile function, which belongs to the thread, while coros take turns."""
+    """Set a trace or profile function while coros take turns. It applies to all coros of the thread."""
     if world.generator.random() < 0.8:
         return
     events: collections.Counter[str] = collections.Counter()

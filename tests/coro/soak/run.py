@@ -134,7 +134,7 @@ def look_around(world: World) -> None:
             names.append((frame.f_code.co_name, frame.f_lineno, len(frame.f_locals)))
             frame = frame.f_back
         check(not names or "actor" in names[-1][0] or len(names) < 2000, f"a strange stack: {names}")
-    # Up to CPython 3.11.4, a collection inside this call deadlocks with a thread that is ending (gh-106883).
+    # Before CPython 3.11.12, a collection inside this call can deadlock with a thread that is ending (gh-106883).
     gc.disable()
     try:
         frames = list(sys._current_frames().values())

@@ -193,7 +193,7 @@ class Finalized:
 
 
 def finalizers(world: World) -> None:
-    """Dropping a variable, the only reference to an object, calls a finalizer that yields."""
+    """`del` drops the only reference to an object, and the object's finalizer yields."""
     log: list[int] = []
     victim = Finalized()
     victim.log = log
@@ -202,7 +202,10 @@ def finalizers(world: World) -> None:
 
 
 class Collected:
-    """Has a finalizer that tries to yield. The collector calls it, so the yield succeeds only on a coro's own stack."""
+    """Has a finalizer that tries to yield.
+
+    The collector calls the finalizer, so the yield succeeds only in a coro that was started with `stack="own"`.
+    """
 
     def __init__(self, log: list[str]) -> None:
         self.log = log

@@ -255,7 +255,7 @@ def test_the_traceback_goes_on_through_join():
         for number, thread in enumerate(threads):
             with pytest.raises(ValueError, match=str(number)) as caught:
                 thread.join()
-            # First the frames of join, then the frames of the coro.
+            # First the frames of main and join, then the frames of the coro.
             assert names_of(caught.value)[:2] == ["main", "join"]
             assert names_of(caught.value)[-2:] == ["call_raise_inside", "raise_inside"]
             locals_there = caught.value.__traceback__
@@ -427,7 +427,9 @@ def test_locals_of_a_suspended_frame_are_written():
 
 
 def test_faulthandler_shows_the_running_coro():
-    """faulthandler writes when it is called, and from its watchdog thread (without the GIL) while a coro is stuck."""
+    """A direct call of faulthandler writes the coro's frames. So does faulthandler's watchdog thread, without the GIL,
+    while a coro is stuck.
+    """
     out = run_script(
         None,
         """
@@ -447,7 +449,7 @@ def test_faulthandler_shows_the_running_coro():
             faulthandler.dump_traceback_later(0.001, file=file)
             while b"in stuck" not in os.pread(file.fileno(), 10000, 0):
                 pass
-            # The thread reads the frames without the GIL, so it must finish before the frames end.
+            # The watchdog thread reads the frames without the GIL. This call waits until that thread has finished.
             faulthandler.cancel_dump_traceback_later()
 
         with tempfile.TemporaryFile("w+") as file, tempfile.TemporaryFile("w+") as late:

@@ -87,7 +87,9 @@ def test_code_that_becomes_invalid_stays_while_a_coro_is_inside(evict, monkeypat
 
 
 def test_the_thread_runs_compiled_code_itself():
-    """A compiled Python loop runs the event loop again and again. Meanwhile its compiled code becomes invalid."""
+    """A compiled Python loop runs the event loop again and again. Meanwhile the compiled code of the Python loop
+    becomes invalid.
+    """
     run_script(
         None,
         """

@@ -341,8 +341,8 @@ def test_deep_recursion_leaves_coro_and_loop_alive():
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) >= 24
-    # A coro may raise although the same code ends normally on the thread's own stack: there 3.13 allows more nested C
-    # calls than a coro's stack is sure to hold.
+    # A coro may raise although the same code ends normally on the thread's own stack: on that stack, 3.13 allows
+    # more nested C calls than on a coro's stack.
     assert [line for line in lines if line[1] != line[2] and line[1] != "done"] == []
     assert {line[0]: line[2] for line in lines}["through_python"] == "RecursionError"
     assert {line[0]: line[2] for line in lines}["json_of_lists"] == "RecursionError"
@@ -377,7 +377,7 @@ def test_a_high_limit_allows_deeper_calls_only_in_python():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on C recursion has a limit of its own")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on, C recursion has a separate limit")
 def test_a_message_names_the_coro_if_the_limit_is_too_high_for_any_stack():
     done = run("""
         import functools, sys

@@ -66,8 +66,8 @@ def in_a_thread(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def in_slots(slots: int | str | None, fn: Callable[..., Any], argument_lists: list[tuple[Any, ...]]) -> list[Any]:
-    """Run ``fn`` in one coro for each list of arguments: on ``slots`` shared stacks (None: the default number), or on
-    stacks of their own ("own"). Return the results.
+    """Run ``fn`` in one coro for each list of arguments, and return the results. ``slots`` is the argument of
+    ``set_stack_slots``, or "own": then each coro has a stack of its own.
     """
 
     def main() -> list[Any]:

@@ -49,7 +49,7 @@ def test_an_interpreter_that_is_not_known_is_refused_with_the_reason():
 
 @needs_coros
 @pytest.mark.skipif(
-    sys.version_info[:2] != (3, 14), reason="only 3.14.0 checks the bounds of stacks and has no function to set them"
+    sys.version_info[:2] != (3, 14), reason="3.14.0 alone checks the bounds of stacks but has no function to set them"
 )
 def test_an_interpreter_without_stack_protection_calls_is_refused(tmp_path):
     """The test simulates 3.14.0 by renaming one of the functions that 3.14.0 lacks."""

@@ -1,4 +1,4 @@
-"""`coro.future` (a result that is set once), waiting for several objects at once, delayed starts, and `imap`."""
+"""`coro.future` (a result that is set once), `coro.wait` for several objects at once, `spawn_later`, and `imap`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The primitives as objects: use from threads, callbacks and tasks, attributes, subclasses, and garbage collection."""
+"""The primitives in threads, callbacks and tasks; their attributes, subclasses and garbage collection."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Coros use each primitive at random and are interrupted at random; after each round, invariants must hold.
 
 A driver coro starts workers, interrupts workers and uses the primitive, in random order and without letting the workers
-run in between, so that grants and interruptions meet in every order. Then it lets all workers run until each of them
-waits, and compares the primitive with its own records. COROS_SOAK=n makes the test n times as long. The name of a
-failed test contains the seed.
+run in between, so that grants and interruptions meet in every order. Then the driver lets all workers run until each of
+them waits, and compares the primitive with the records of the test. COROS_SOAK=n makes the test n times as long. The
+name of a failed test contains the seed.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Worker:
         coro.wait()
 
     def wait_in_queue(self, wait, *args, what=True, **limit):
-        """Call `wait(*args, **limit)`, which waits for `what` in the queue that `Bench.queue_of` names. When the wait
-        ends, no earlier waiter of this queue may still wait, unless the wait has timed out (then it returns False or
-        []).
+        """Call `wait(*args, **limit)`, which waits for `what` in the queue that `Bench.queue_of` names. When the worker
+        gets what it waited for, no earlier waiter of this queue may still wait. With a limit, False and [] mean that
+        the worker got nothing.
         """
         self.wants = what
         self.since = self.bench.tick()
@@ -515,7 +515,7 @@ class Condition(Bench):
         assert len(self.condition) == len(self.waiting())
         assert self.returned <= self.given
         if self.returned < self.given:
-            # A wake-up may be lost only if no other coro has waited since before this step.
+            # A wake-up may be lost only if no coro that began to wait before this step is still waiting.
             assert not [worker for worker in self.waiting() if worker.since <= self.began]
 
 

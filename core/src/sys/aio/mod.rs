@@ -192,6 +192,11 @@ impl<T> Queue<T> {
         self.process != std::process::id()
     }
 
+    /// The tickets of the calls that have not ended.
+    pub fn tickets(&self) -> impl Iterator<Item = u64> {
+        self.calls.keys().copied()
+    }
+
     /// The number of calls that have not ended.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -395,8 +400,8 @@ impl<T> Queue<T> {
 
     /// Cancels all calls and waits until they have ended, but not longer than `limit`. Returns the memory of the calls
     /// that have not begun or have ended. Use this before the queue is dropped. To wait in several steps, use it
-    /// several times with short limits. Afterwards, [`Self::len`] is the number of calls that the kernel or threads are
-    /// still making, including each `close` that still waits to begin.
+    /// several times with short limits. Afterwards, [`Self::tickets`] are those of the calls that the kernel or threads
+    /// are still making, including each `close` that still waits to begin.
     #[must_use]
     pub fn stop(&mut self, limit: Duration) -> Vec<T> {
         if self.is_foreign() {

@@ -116,6 +116,7 @@ class Screen:
                 ]
                 self._asked_s = now
                 found = self._probe.sample(*parts)
+                dumped = dict(found)
                 for part in parts:
                     looked_s[part], cost_s[part] = time.monotonic(), found["took_s"]
                     self._take(part, found.pop(part))
@@ -124,7 +125,7 @@ class Screen:
                 self._asked_s = 0.0
                 if has_dump:
                     self._dump_is_wanted = False
-                    self._dump(found)
+                    self._dump(dumped)
                 self._wanted.wait(self._interval_s)
                 self._wanted.clear()
         except LostError as exc:
@@ -178,7 +179,7 @@ class Screen:
         name = f"grapeshot-top-{found.get('pid', 0)}-{time.strftime('%H%M%S')}.json"
         try:
             with open(name, "x", encoding="utf-8") as file:
-                json.dump({**found, **self._parts}, file, indent=1)
+                json.dump(found, file, indent=1)
         except OSError as exc:
             self._message = f"{name}: {exc.strerror}"
         else:

@@ -38,8 +38,10 @@ def measure() -> int:
 
 
 def _profiled_ns() -> int:
-    _events.install(Collector())
+    collector = Collector()
+    _events.install(collector)
     try:
         return _took_ns()
     finally:
+        collector.has_ended = True  # threads that have begun meanwhile remove their callbacks
         _events.uninstall()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import marshal
 import os
@@ -64,9 +65,10 @@ def write_pstats(profile: Profile, path: str | os.PathLike[str]) -> None:
         above = profile.path(parent)
         if above:
             entry = callers.setdefault(places[function], {}).setdefault(places[above[0]], [0, 0, 0.0, 0.0])
-            is_outer = function not in above
-            entry[0] += calls * is_outer
-            entry[1] += calls
+            # The outermost call of a recursion, counted for each caller. Here, all calls come first.
+            is_outer = (function, above[0]) not in itertools.pairwise(above)
+            entry[0] += calls
+            entry[1] += calls * is_outer
             entry[2] += cpu / 1e9
             entry[3] += profile.totals[index][1] / 1e9 * is_outer
     stats = {
