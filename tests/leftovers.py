@@ -57,8 +57,8 @@ CHANGING = {
     "_event_loop_policy",  # asyncio makes the default one when it is asked for; see _policy()
 }
 LOGGERS = ("asyncio", "grapeshot", "concurrent.futures")
-# Threads with this prefix start child processes. They must run until the process ends, because a child can ask for a
-# signal at the end of the thread that started it (PR_SET_PDEATHSIG).
+# Threads whose names have this prefix start child processes. Such a thread runs until this process ends, because a
+# child can ask for a signal at the end of the thread that started it (PR_SET_PDEATHSIG).
 STAYING = "grapeshot-preexec"
 # matplotlib keeps its files open. They do not count.
 CACHES = "/site-packages/matplotlib/"

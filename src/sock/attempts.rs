@@ -403,32 +403,33 @@ fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResul
     Ok(Attempt::Done(value))
 }
 
-/// Calls `send()` once per attempt: in the first attempt with the data object itself, later with a view of the data
-/// that is left.
+/// Calls `send()` once per attempt: with the data object itself if nothing was sent before, else with a view of the data
+/// that is left. (Earlier attempts may have been system calls.)
 fn send_by_method<'py>(
     this: Operation<'py>,
     socket: &Bound<'py, PyAny>,
     data: &Bound<'py, PyAny>,
 ) -> PyResult<Attempt<'py>> {
     let py = this.py();
-    let sent = this.rest.sent.get();
-    let rest = match this.second.get(py) {
-        None => data.clone(),
-        Some(whole) => {
-            let slice = pyo3::types::PySlice::new(py, sent as isize, isize::MAX, 1);
-            whole.get_item(slice)?
+    let whole = match this.second.get(py) {
+        Some(whole) => whole,
+        None => {
+            let memory = py.import("builtins")?.getattr("memoryview")?;
+            let whole = memory.call1((data,))?.call_method1("cast", ("B",))?;
+            this.second.set(whole.clone());
+            whole
         }
     };
-    if !this.second.is_set() {
-        let memory = py.import("builtins")?.getattr("memoryview")?;
-        this.second
-            .set(memory.call1((data,))?.call_method1("cast", ("B",))?);
-    }
+    let sent = this.rest.sent.get();
+    let rest = if sent == 0 {
+        data.clone()
+    } else {
+        whole.get_item(pyo3::types::PySlice::new(py, sent as isize, isize::MAX, 1))?
+    };
     let count: usize = by_name(socket, "send", (rest,))?.extract()?;
     note_write(this, count);
     this.rest.sent.set(sent + count);
-    let len = this.second.get(py).map_or(Ok(0), |whole| whole.len())?;
-    Ok(if this.rest.sent.get() == len {
+    Ok(if this.rest.sent.get() == whole.len()? {
         Attempt::Done(none(py))
     } else {
         would_block(this)

@@ -1,4 +1,4 @@
-"""`loop.set_limits(coros=)`: at the limit spawn raises, and servers wait before they start more coros."""
+"""`loop.set_limits(coros=)`: when the loop has that many coros, `spawn` raises, and servers pause accepting."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ else:
     [("return", ["0"]), ("sys.exit(3)", ["atexit child", "3"]), ("raise LookupError('mine')", ["0"])],
 )
 def test_another_coro_ends_in_the_child(ending, expected):
-    """The child ends when the coro that forked ends, as after a fork in a thread. SystemExit ends the loop as usual."""
+    """The child ends when the coro that forked ends, as after a fork in a thread. SystemExit leaves the child's loop."""
     lines = run(
         CROWD
         + f"""
@@ -237,7 +237,7 @@ def main():
 
 coro.run(main)
 """,
-        # no -W error: it would change nothing, because what threading raises in the child is only printed
+        # no -W error: an exception of threading's fork hook is only printed, so the option would change nothing
         flags=("-X", "faulthandler"),
     )
     assert lines == ["['MainThread'] True", "0", "atexit parent"]
@@ -306,7 +306,7 @@ def test_a_program_with_threads(arguments):
 def test_lookups_and_files_in_the_child(engine, pid):
     """The child goes on with the loop, but shares neither lookups nor calls on files with the parent.
 
-    The two can have the same pid if each is the first process of its own pid namespace.
+    Parent and child can have the same pid if each is the first process of its own pid namespace.
     """
     code = f"""
 import signal
@@ -344,14 +344,14 @@ else:
     loop.close()
     os._exit(7)
 """
-    # With the engine "threads", a thread waits for the pipe during the fork, and Python warns about it.
+    # With the engine "threads", a thread reads the pipe during the fork. Python warns of a fork beside a thread.
     lines = run(code, flags=("-W", "error", "-W", "ignore:This process:DeprecationWarning", "-X", "faulthandler"))
     assert lines == ["7", "b'x'", "atexit parent"]
 
 
 @pytest.mark.parametrize("engine", ["io_uring", "threads"])
 def test_a_child_closes_the_loop_of_a_program(engine):
-    """A fork outside of coros: the child may close the loop, but not use it. The parent's call goes on."""
+    """After a fork outside of coros, the child may only close the loop. The parent's read of the pipe goes on."""
     code = f"""
 import signal
 if {engine!r} == "threads":

@@ -207,7 +207,7 @@ def test_a_list_that_a_coro_sorts_can_be_used_by_another_thread():
 
 
 def test_a_task_that_runs_a_loop_in_a_coro_that_waits():
-    """A step of asyncio's C task holds the lock of the task. Other threads and coros use the task meanwhile."""
+    """While a task waits for a coro, nothing holds the task's lock: the coro and another thread can use the task."""
 
     async def main():
         task = asyncio.current_task()

@@ -1,6 +1,4 @@
-"""`Pool` and `in_parallel`, which start several coros: for which coros they wait after an error, and which results they
-return.
-"""
+"""`Pool` and `in_parallel`: which coros they wait for, also after an error, and which results they return."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ coro.run(main)
 
 
 def test_a_child_of_a_coro_cannot_wait():
-    """The child must not use the parent's loop and descriptors. It may run a loop of its own, but no coros in it."""
+    """The coro that forked cannot wait in the child. It can run a new loop there, but cannot spawn coros in it."""
     lines = run(
         """
 def refused(function, *args):
@@ -184,7 +184,7 @@ say(coro.run(main))
 
 
 def test_a_fork_beside_suspended_coros():
-    """The fork happens on the thread's own stack, inside the loop and outside. The child may run its own coros."""
+    """A task forks while coros are suspended, and the program forks again after the run. Both children run coros."""
     lines = run(
         """
 def fork(function):

@@ -145,7 +145,7 @@ def test_awaiting_a_coro_of_another_loop_is_refused():
 
 
 def test_a_loop_that_goes_to_another_thread():
-    """A coro runs only in the thread that made it. In another thread, the loop reports the coro and continues."""
+    """A coro runs only in the thread that made it. In another thread, the loop reports a RuntimeError and continues."""
     reported = []
 
     def work(log):

@@ -546,7 +546,7 @@ print("over")
     ],
 )
 def test_calls_under_way_at_the_end(tmp_path, end, printed):
-    """Nothing waits for ever for a call that cannot be interrupted, and no memory of a call under way is freed."""
+    """Nothing waits for ever for a call that cannot be interrupted, and no memory is freed while a call uses it."""
     code = LEFT_BEHIND.format(fifo=tmp_path / "fifo", file=tmp_path / "file", end=end)
     assert run_script(None, code, flags=()).strip() == printed
 

@@ -292,7 +292,7 @@ class Model:
                 self.do_write_lines([b"one", b"", bytearray(b"two")])
             elif action == "swap":
                 transport.set_protocol(Logging(self, "swapped"))
-            elif action == "limits" and self.kind != "write pipe":  # asyncio's pipe resumes only when empty
+            elif action == "limits" and self.kind != "write pipe":  # asyncio's pipe resumes only with an empty buffer
                 transport.set_write_buffer_limits(high=0)
 
     def send(self, data: Any) -> None:

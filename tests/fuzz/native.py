@@ -230,7 +230,7 @@ SHARED = worlds.shared_names()
 
 
 def prepare() -> None:
-    """Prepare what all examples share: warm caches, names of types, a directory for files, and a limit on memory."""
+    """Prepare what all examples share: filled caches, names of types, a directory for files, and a limit on memory."""
     warnings.simplefilter("ignore")
     sys.setrecursionlimit(200)
     os.chdir(tempfile.mkdtemp(prefix="fuzz"))

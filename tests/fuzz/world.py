@@ -336,7 +336,9 @@ if coro is not None:
 
 
 def shared_names() -> dict[str, Any]:
-    """Return the names that all examples share. An example must not leave a new reference to any of these objects."""
+    """Return the names that all examples share, with their objects. native.py counts the references to some of these
+    objects before and after an example, and reports a difference.
+    """
     return {
         "nan": float("nan"),
         "inf": float("inf"),

@@ -13,9 +13,9 @@ from typing import Any
 
 from support import CAP_S, wait_blocked
 
-# Escape sequences that move the cursor or set colours and modes, and the sequence that asks a terminal for the
-# cursor's position.
+# Escape sequences that move the cursor or set colours and modes.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
+# The escape sequence with which a program asks its terminal for the cursor's position.
 ASKS_PLACE = b"\x1b[6n"
 
 

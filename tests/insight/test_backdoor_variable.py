@@ -198,7 +198,7 @@ def test_children_do_not_fight_over_the_path(path, tmp_path_factory, kind, has_e
     """Children have a path of their own, or none, and leave their parent's path alone."""
     start = FORK if kind == "os.fork" else PROCESS.format(method=kind)
     code = textwrap.dedent(CHILDREN.format(start=start))
-    if has_enable:  # at module level: children that import the module call it, too
+    if has_enable:  # at module level, so that children that import the module call enable(), too
         code = "from grapeshot.insight import backdoor\nbackdoor.enable('/nowhere')\n" + code
     file = tmp_path_factory.mktemp("program") / "app.py"
     file.write_text(code)
@@ -234,7 +234,7 @@ def test_a_daemon_has_the_path(path):
                 os.kill(pid, 0)
             except ProcessLookupError:
                 break
-            if os.getppid() != pid:  # it has ended, and is a zombie now
+            if os.getppid() != pid:  # the parent has ended, and is a zombie now
                 break
             time.sleep(0.001)
 

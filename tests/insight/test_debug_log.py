@@ -1,4 +1,4 @@
-"""`GRAPESHOT_DEBUG`: a log line per event of the named kinds, on a logger for each kind."""
+"""`GRAPESHOT_DEBUG` names topics, and each event of these topics is a line in the log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ grapeshot.run(main())
 
 
 def lines(code, topics, *flags):
-    """Return what the program writes to stderr, without the time of day."""
+    """Return the lines that the program writes to stderr, without date and time."""
     done = subprocess.run(
         [sys.executable, "-W", "error", *flags, "-c", textwrap.dedent(code)],
         env={**os.environ, "GRAPESHOT_DEBUG": topics},
@@ -142,7 +142,7 @@ def test_latency_of_coros():
 
 
 def test_tls(tmp_path):
-    assert server_context() is not None  # the program below uses the certificate of these tests
+    assert server_context() is not None  # the program below calls this function, too
     code = """
     import asyncio, sys
     sys.path[:0] = TESTS

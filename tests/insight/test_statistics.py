@@ -31,7 +31,7 @@ def names():
 
 
 class Counted:
-    """Each attribute has the name of a number of the statistics, and tells how much that number has grown."""
+    """`counted.writes`, for example, tells how much `loop.statistics().writes` has grown since `counted` was made."""
 
     def __init__(self, loop):
         self.loop = loop
@@ -114,7 +114,7 @@ async def test_writes_of_a_task(loop):
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert (counted.writes, counted.corked_writes, counted.bytes_written) == (1, 3, 11)
-        transport.write(bytes(20_000))  # too long to wait for other writes
+        transport.write(bytes(20_000))  # so much data is sent at once
         assert (counted.writes, counted.corked_writes, counted.bytes_written) == (2, 3, 20_011)
         transport.close()
 

@@ -102,7 +102,7 @@ def check_interrupted(loop, what):
     assert len(done) == 4
     assert not pending
     assert all(task.result() for task in done)
-    # The task of main() goes on in the second run.
+    # The KeyboardInterrupt has not ended the task of main(). The task ends here at the latest.
     loop.run_until_complete(iterations(3))
 
 
@@ -119,7 +119,7 @@ def test_an_interrupted_delivery_of_files(loop):
 @pytest.mark.skipif(importlib.util.find_spec("_testcapi") is None, reason="no _testcapi")
 @WHAT
 def test_no_memory_for_an_answer(what):
-    """Each future gets its answer or a MemoryError, whichever allocation of the delivery fails."""
+    """No matter which allocation of the delivery fails, each future gets its answer or a MemoryError."""
     code = f"""
     import _testcapi, asyncio, select
     import grapeshot
@@ -173,7 +173,7 @@ def test_no_memory_for_an_answer(what):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @WHAT
 def test_idle_threads_end_before_a_fork(what):
-    """CPython 3.12 and later warn about a fork if the system counts several threads."""
+    """CPython 3.12 and later warn about a fork if the process has several threads, including native ones."""
     code = f"""
     import asyncio, os
     os.environ["GRAPESHOT_FILE_THREADS"] = "1"

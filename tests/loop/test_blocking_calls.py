@@ -1,7 +1,8 @@
 """Calls that may block are made in asyncio's own frames, or natively, so that tools do not report them.
 
-Such tools (for example blockbuster) replace functions of the standard library. The replacements raise if a loop runs in
-the thread, unless the call comes from one of the functions of asyncio that are known to make it.
+Tools that look for blocking calls (for example blockbuster) replace functions of the standard library. The replacements
+raise if a loop runs in the thread, unless the call comes from one of the functions of asyncio that are known to make
+it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The interpreter exits while a daemon thread is in a call from the loop into Python. The program must still end with
 status 0.
 
-Up to 3.13 the interpreter ends such a thread when the thread asks for the GIL again: it unwinds the thread's stack.
-When the unwinding reaches frames of grapeshot, the thread hangs instead (`core/src/sys/unwinding/mod.rs`). Most tests
-bring the thread into one kind of call and keep it there, so that the interpreter ends the thread at exactly that point.
+Up to 3.13 the interpreter ends such a thread when the thread asks for the GIL again. On some systems this unwinds the
+thread's stack. When the unwinding reaches frames of grapeshot, grapeshot makes the thread hang instead
+(`core/src/sys/unwinding/mod.rs`). Most tests bring the thread into one kind of call and keep it there, so that the
+interpreter ends the thread at exactly that point.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ thread.join()
 print(len(freed))
 """
 
-# A closed loop has dropped all handles and timers. So only the next object of the chain refers to each of them.
+# A closed loop no longer refers to its handles and timers. Then only the chain itself keeps its objects alive.
 LINKS = {
     "handle": "return loop.call_soon(print, inner)",
     "timer": "return loop.call_later(1000, print, inner)",

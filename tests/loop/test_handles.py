@@ -209,7 +209,7 @@ for is_debug in False, True:
     loop.set_exception_handler(handler)
     for count in 0, 3, 4, 5, 9:
         for schedule in loop.call_soon, loop.call_soon_threadsafe, lambda *args: loop.call_later(0, *args):
-            # `_run()` is called in the handle's own callback, in finalizers of its arguments, and after it has run.
+            # `_run()` is called in the handle's callback, in finalizers of the arguments, and after the handle has run.
             calls = []
             handle = schedule(run, *(Runs() for _ in range(count)))
             iterate()

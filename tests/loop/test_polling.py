@@ -1,4 +1,4 @@
-"""When the loop polls its descriptors: callbacks that keep scheduling others do not delay a pending event."""
+"""The loop polls often: callbacks that keep scheduling other callbacks do not delay an event of a descriptor."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ async def ask(loop, *args, **kwargs):
         return type(error).__name__, getattr(error, "errno", None)
 
 
-@pytest.mark.xfail_on(uvloop="#539: it loses scope ids, and its other shortcuts differ")
+@pytest.mark.xfail_on(uvloop="#539: its shortcut for literals loses scope ids and differs in other ways")
 @pytest.mark.parametrize("kind", [0, socket.SOCK_STREAM, socket.SOCK_DGRAM])
 @pytest.mark.parametrize("flags", [0, socket.AI_NUMERICHOST])
 def test_literals_equal_the_socket_module(loop, kind, flags):
@@ -175,7 +175,7 @@ def literals(seed, count):
         yield pattern.choice([text, text, text.encode()])
 
 
-@pytest.mark.skip_on(uvloop="#539: it loses scope ids, and its other shortcuts differ")
+@pytest.mark.skip_on(uvloop="#539: its shortcut for literals loses scope ids and differs in other ways")
 @pytest.mark.parametrize("seed", range(4))
 def test_any_literal_equals_the_socket_module(loop, seed):
     """Random literals with random arguments. AI_NUMERICHOST prevents lookups of texts that are not literals."""

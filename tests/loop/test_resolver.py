@@ -268,7 +268,7 @@ def let_go(count):
 
 
 def run_slow(slow_library: str, code: str, **variables: str) -> str:
-    """Run a program in which a lookup of a name that ends with ".slow" waits until the program calls let_go()."""
+    """Run SLOW and `code` as one program, with the library `slow_library` in LD_PRELOAD."""
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", SLOW + code],
         env=os.environ | {"LD_PRELOAD": slow_library} | variables,

@@ -486,7 +486,9 @@ def test_others_keep_their_wakeup_fd_when_a_loop_ends_in_another_thread(loop_kin
 
 
 def test_a_loop_that_ends_in_another_thread_while_the_interpreter_exits(loop_kind):
-    """The loop is closed in an exit handler, so the main thread may never run the pending call that closes the pipe."""
+    """An exit handler closes the loop in another thread. grapeshot then asks the main thread, with Py_AddPendingCall,
+    to close the loop's signal pipe. The main thread may exit before it does this.
+    """
     run_script(
         loop_kind,
         _ENDS_IN_A_THREAD

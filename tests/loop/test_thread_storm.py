@@ -20,7 +20,7 @@ ROUNDS = 5 * int(os.environ.get("STORM_SCALE", "1"))
 HEAD = f"""
 import asyncio, faulthandler, random, sys, threading
 
-sys.setswitchinterval(1e-4)  # so that threads with a GIL alternate often
+sys.setswitchinterval(1e-4)  # makes the threads alternate often if there is a GIL
 faulthandler.dump_traceback_later({PROCESS_CAP_S * 0.8}, exit=True)
 CAP_S = {PROCESS_CAP_S / 2}
 ROUNDS = {ROUNDS}

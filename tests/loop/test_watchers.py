@@ -306,7 +306,8 @@ async def test_a_registered_object_is_kept(loop):
 @pytest.mark.parametrize("taker", ["reader", "writer", "transport", "operation"])
 async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
     """anyio closes its socket first, and removes the callback in the next iteration."""
-    await iterations(1)  # the loop opens its own descriptors now, so that they do not take the closed number
+    # The loop opens its own descriptors now. Otherwise one of them could get the number of the closed socket.
+    await iterations(1)
     ours, theirs = socket.socketpair()
     loop.add_reader(ours, print, "stale")
     loop.add_writer(ours, print, "stale")
@@ -348,7 +349,8 @@ async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
 )
 async def test_closed_while_registered_then_reused(loop):
     """The kernel forgets a closed descriptor. The same number may come back and must work like a new one."""
-    await iterations(1)  # the loop opens its own descriptors now, so that they do not take the closed number
+    # The loop opens its own descriptors now. Otherwise one of them could get the number of the closed socket.
+    await iterations(1)
     seen = []
     for round_number in range(20):
         ours, theirs = socket.socketpair()

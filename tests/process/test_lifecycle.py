@@ -372,7 +372,7 @@ async def test_close_kills_a_running_process(loop, stdio):
 @pytest.mark.xfail_on(asyncio="it returns 255, because its own poll() has fetched the status")
 @pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="a waiting thread fetches the status")
 async def test_close_keeps_the_code_of_a_process_that_has_ended(loop):
-    """close() is called when the child has ended, but the loop has not noticed yet. Nothing is killed, and the return
+    """The child has ended, and close() is called before the loop has noticed this. Nothing is killed, and the return
     code is kept.
     """
     read_end, write_end = os.pipe()

@@ -1,5 +1,6 @@
-"""The code blocks of the pages work: each is run by a test or says why not; Python blocks run as scripts; and the
-commands in blocks that are not run exist.
+"""The code blocks of the pages work: each block is run by a test or says why not.
+
+Python blocks run as scripts. If a block is not run, a test checks that its commands exist.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ BLOCKS = [block for page in pages() for block in blocks(page)]
 
 SCRIPTS = [block for block in BLOCKS if block.language == "python" and "save" not in block.words]
 NOT_RUN = [block for block in BLOCKS if "not_run" in block.words]
-# Each block of these languages that is not in SCRIPTS must have one of these words, by which a test finds it. The tests
-# run the blocks, except those with the word not_run: a test only checks that their commands exist.
+# For each language: a block that is not in SCRIPTS must have one of these words. Tests find the block by that word, and
+# run it or use its file. If the word is not_run, a test only checks that the block's commands exist.
 RUN_BY = {"bash": {"prints", "serves", "run", "not_run"}, "js": {"prints"}, "python": {"save"}, "json": {"save"}}
 # The tests that type blocks into a back door, or run blocks beside a program that has a back door. Each test file names
 # the pages whose blocks it uses.
@@ -61,7 +62,7 @@ def test_every_block_is_run_or_says_why_not(block):
 
 @named([block for block in BLOCKS if "save" in block.words])
 def test_a_saved_file_is_used(block):
-    """A later block of the page, pytest, or a test that starts the page's programs uses the file."""
+    """The file is used by a later block of the page, by pytest, or by a test that starts the page's programs."""
     name = block.words["save"]
     after = [other for other in blocks(block.page) if other.line > block.line]
     is_run = any(re.search(rf"\b{re.escape(Path(name).stem)}\b", other.text) for other in after)

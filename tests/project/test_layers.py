@@ -1,4 +1,6 @@
-"""The rooms of the two crates form layers: a room uses only rooms below it. (`lint-imports` checks Python's rooms.)
+"""The rooms (top-level modules) of the two crates form layers: a room uses only rooms below it.
+
+`lint-imports` checks the rooms of the Python package.
 
 cargo keeps the two crates apart: grapeshot-core can use only what core/Cargo.toml lists, and crates cannot depend on
 each other in a circle. Inside a crate, the compiler lets every module name every other. So these tests let cargo check

@@ -16,10 +16,10 @@ from support import HOST, coro_is_available, run_script, until
 from grapeshot import rpc
 
 MAX_CREDIT = 2**20
-# The limits per iteration of the loop: 128 items of a stream, and 1,024 items of all streams of a connection. Packets
-# have a time limit, which is checked after every 512 bytes. In the tests that set this limit to 0, the first check
-# starts the clock and the second one ends the turn, so a turn handles 1,024 bytes: at most 102 packets,
-# because each has more than 10 bytes.
+# In one iteration of the loop, a stream sends at most 128 items, and all streams of a connection together send at most
+# 1,024. Handling received packets has a time limit, which is checked after about every 512 bytes. Some tests set this
+# limit to 0. The first check then starts the clock, and the second check ends the turn, after about 1,024 bytes. A
+# packet has more than 10 bytes, so a turn handles at most 102 packets.
 MAX_ITEMS = 128
 MAX_SHARED = 1024
 MAX_PACKETS = 2 * 512 // 10
@@ -117,7 +117,7 @@ async def test_credit_that_adds_up_to_too_much_is_refused(loop):
         raw.say_hello()
         raw.send_message(1, 1, "hold", [1])
         raw.send_message(2, 2, "numbers", [1], {}, None, MAX_CREDIT)
-        raw.send_message(4, 2, 1)  # ignored from Python 3.12 on, where the stream with its one item has already ended
+        raw.send_message(4, 2, 1)  # from Python 3.12 on, this is ignored: stream 2 has sent its one item and ended
         raw.send_message(4, 1, MAX_CREDIT)  # allowed: call 1 is not a stream, so it had no credit before
         raw.send_message(4, 1, 1)
         await raw.packet()

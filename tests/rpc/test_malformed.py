@@ -1,4 +1,7 @@
-"""Whatever bytes a peer sends, only its own connection is closed, with a reason. Other connections continue."""
+"""A peer that sends malformed bytes loses its connection. Other connections continue.
+
+After the hellos, the server names the reason before it closes the connection.
+"""
 
 from __future__ import annotations
 

@@ -249,8 +249,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a
 
 @needs_root
 async def test_pickle_is_refused_to_a_client_of_another_user(loop, folder, caplog):
-    """The client of the other user refuses the server. The server refuses a plain connection of that user before it
-    reads a byte.
+    """A Client in a process of another user refuses the server. If that process opens a plain connection instead, the
+    server refuses the connection before it reads a byte.
     """
     folder.chmod(0o777)
     async with new_server(codec=rpc.Pickle()) as server:

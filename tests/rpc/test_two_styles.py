@@ -1,4 +1,4 @@
-"""Coros call and serve: `grapeshot.coro.rpc` with itself, and with `grapeshot.rpc`."""
+"""`grapeshot.coro.rpc`: coros call coros, and coros and tasks (`grapeshot.rpc`) call each other."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_deadlines():
             client.call("hold", 1, timeout=0.3)
         wait_for(lambda: methods.ended == [1])
         assert client.call("add", 1, timeout=5) == 2
-        # call_blocking hides the running loop, as it does for blocking code that was written for threads
+        # a call also works while call_blocking hides the running loop
         assert coro.call_blocking(client.call, "add", 1, timeout=5) == 2
 
     with_ends(test)

@@ -404,7 +404,7 @@ async def test_a_future_of_another_loop_is_refused(loop, new_loop, pair):
     assert await loop.sock_recv(pair[0], 10) == b"x"
 
 
-@pytest.mark.skip_on(uvloop="compiled coroutines show what they wait for only on some versions of Python")
+@pytest.mark.skip_on(uvloop="on some versions of Python, compiled coroutines do not show what they wait for")
 async def test_a_waiting_task_shows_the_method(loop, pair):
     task = await blocked_task(loop, loop.sock_recv(pair[0], 10))
     assert "sock_recv" in repr(task)

@@ -363,7 +363,7 @@ async def test_a_transport_that_does_not_support_sendfile(loop, file):
 
 
 async def test_a_pipe_as_the_file(loop):
-    """A pipe is not a regular file: its size is 0, so nothing is sent without a count."""
+    """A pipe is not a regular file: its size is 0, so sock_sendfile() sends nothing if no count is given."""
     reading, writing = os.pipe()
     os.write(writing, b"through a pipe")
     os.close(writing)

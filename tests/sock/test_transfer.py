@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import struct
+import time
 
 import pytest
 from support import HOST, blocked_task, has_ipv6, iterations, listening, raw_pair, until
@@ -172,6 +173,28 @@ async def test_data_of_sendall(loop, pair, make, size):
         received += await loop.sock_recv(theirs, 1 << 18)
     assert await sending is None
     assert received == content
+
+
+@pytest.mark.parametrize("timeout", [None, 60])
+async def test_data_of_sendall_on_a_blocking_socket(loop, timeout):
+    """Debug mode refuses such a socket. Without debug mode, send() blocks the loop."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(timeout)
+        content = random.Random(1).randbytes(3_000_000)
+
+        def receive():
+            time.sleep(0.05)  # until the buffers are full
+            received = bytearray()
+            while data := theirs.recv(1 << 16):
+                received += data
+            return received
+
+        receiving = loop.run_in_executor(None, receive)
+        await asyncio.sleep(0)
+        await loop.sock_sendall(ours, content)
+        ours.shutdown(socket.SHUT_WR)
+        assert await receiving == content
 
 
 async def test_sendall_keeps_a_bytearray_from_being_resized_while_it_waits(loop, pair):
@@ -357,7 +380,7 @@ async def test_a_refused_connection(loop):
 
 
 async def test_connecting_again_after_a_refusal(loop):
-    """The failure of the first attempt does not end the second one."""
+    """A socket whose first attempt was refused can still connect."""
     with socket.socket() as client:
         client.setblocking(False)
         with listening() as listener:
@@ -365,7 +388,7 @@ async def test_connecting_again_after_a_refusal(loop):
         with pytest.raises(ConnectionRefusedError):
             await loop.sock_connect(client, address)
         with listening() as listener:
-            with contextlib.suppress(ConnectionAbortedError):  # Linux reports the error of the first attempt once more
+            with contextlib.suppress(ConnectionAbortedError):  # Linux: the call after a refusal fails like this
                 await loop.sock_connect(client, listener.getsockname())
             await loop.sock_connect(client, listener.getsockname())
             accepted, _ = listener.accept()

@@ -1,4 +1,4 @@
-"""`grapeshot.install(transports=True)`: on grapeshot's loops, aiofastnet's functions make the loop's transports."""
+"""With `install(transports=True)`, aiofastnet's functions create grapeshot's transports on grapeshot's loops."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def shown(value):
 
 
 class Traffic:
-    """One seeded sequence of steps. After each step the loop runs a few iterations, in which sent data arrives, so that
-    each run cuts the data in the same places.
+    """One seeded sequence of steps. After each step, the loop runs a few iterations, so that sent data arrives before
+    the next step. Thus the data arrives in the same pieces in every run.
     """
 
     def __init__(self, seed, reader_type, module=asyncio, looks=True):

@@ -1,5 +1,7 @@
-"""Finalizers that use locks of patched threads. In a finalizer that the garbage collector calls, a coro with a stack of
-its own can wait, and a coro on a shared stack cannot.
+"""Finalizers that use locks of patched threads, and that the garbage collector calls on the stack of a coro.
+
+A coro with a stack of its own can wait in such a finalizer. A coro on a shared stack blocks its thread if a real thread
+holds the lock, and gets RuntimeError if another coro holds it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def make(kind):
 
 
 def real(name):
-    """Return a lock of the original type that `name` replaces, as the control."""
+    """Return a lock of the original type that `name` replaces. Tests compare the native lock with it."""
     return {"thread_lock": _thread.allocate_lock, "thread_rlock": _thread.RLock}[name]()
 
 
@@ -422,8 +422,8 @@ def test_signal_interrupts_the_main_thread():
 
 
 def test_storm_over_one_lock():
-    """Coros of two loops and real threads take one lock, with timeouts and interruptions. Only one of them holds it at
-    a time, and no wake-up is lost.
+    """Real threads and the coros of two loops take one lock, with timeouts and interruptions. Only one of them holds
+    it at a time, and no wake-up is lost.
     """
     lock = make("thread_lock")
     inside = [0]
@@ -472,7 +472,7 @@ def test_storm_over_one_lock():
             end = []
             victims = [coro.spawn(victim, end, name="victim") for _ in range(3)]
             workers = [coro.spawn(work, seed * 100 + number) for number in range(5)]
-            coro.yield_slice()  # lets the victims begin: interrupted before that, they would end at once
+            coro.yield_slice()  # let the victims begin, because an earlier interruption would end them
             while not all(worker.done() for worker in workers):
                 for each in victims:
                     each.interrupt()

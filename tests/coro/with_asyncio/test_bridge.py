@@ -718,7 +718,7 @@ def test_nothing_keeps_a_coro_that_failed_in_await():
 
 
 class Busy(asyncio.Future):
-    """A future whose methods wait. (During any future's method, a signal handler or finalizer may run and wait.)"""
+    """A future whose methods wait, as if a signal handler or finalizer ran during the method and waited."""
 
     def add_done_callback(self, callback, *, context=None):
         super().add_done_callback(callback, context=context)

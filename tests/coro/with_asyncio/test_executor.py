@@ -258,7 +258,7 @@ def test_shutdown_cancels(kind):
         may_end = threading.Event()
 
         def work():
-            while not may_end.is_set():  # a real thread does not end before the call of shutdown()
+            while not may_end.is_set():  # keeps a real thread busy until shutdown() has been called
                 pause()
 
         futures = [executor.submit(work) for _ in range(3)]

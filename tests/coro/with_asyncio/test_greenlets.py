@@ -40,7 +40,7 @@ def keep_yielding(log, name, count=20):
 
 
 def echo(greenlet, values):
-    """Return what a greenlet answers: twice each value that it is sent, and the total when it is sent None."""
+    """Send each value and then None to a greenlet. Return its answers: twice each value, and then the total."""
 
     def body(value):
         total = 0

@@ -1,4 +1,4 @@
-"""Libraries that look for a running loop, in coros that hide it: Django's ORM and asgiref. The control is a thread."""
+"""Django's ORM and asgiref, which look for a running loop, in coros that hide the loop. The control is a thread."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def set_of_tasks():
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="asyncio's set of tasks cannot be reached from Python code")
 @pytest.mark.parametrize("spawn", [lambda: coro.spawn(coro.wait), lambda: asyncio.ensure_future(asyncio.sleep(60))])
 def test_asyncios_set_of_tasks(spawn):
-    """Some programs read the set itself. A coro is in it like a task."""
+    """Some programs read asyncio's set of tasks directly. Coros are in the set, too."""
 
     async def main():
         tasks = set_of_tasks()

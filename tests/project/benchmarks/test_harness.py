@@ -150,7 +150,7 @@ def noisy(factor, spread, count=15, seed=1):
     ]
 
 
-# Pairs of measured runs, grapeshot's first: three of grapeshot's runs were slow, and two of uvloop's.
+# Measured pairs (grapeshot, uvloop). Three of grapeshot's runs and two of uvloop's runs were slow.
 BIMODAL = [(30.53, 57.26), (36.56, 39.98), (75.29, 90.35), (70.23, 75.14), (76.36, 48.15)]
 
 
@@ -175,7 +175,7 @@ def test_the_interval_decides(pairs, standing):
 
 
 def test_noise_alone_is_seldom_called_ahead_or_behind():
-    """The interval is so wide that noise alone decides at most 5 % of all rows. With 15 pairs it decides 3.5 %."""
+    """If two loops are equally fast, at most 5 % of the rows are called ahead or behind (with 15 pairs, 3.5 %)."""
     words = [intervals.standing(noisy(1, 0.3, seed=seed)) for seed in range(1000)]
     assert 950 <= words.count("equal") < 990
 
