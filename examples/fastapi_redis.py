@@ -42,7 +42,8 @@ def make_app(client: redis.Redis) -> fastapi.FastAPI:
 
 
 async def serve(host: str, port: int, redis_url: str) -> None:
-    client = redis.Redis.from_url(redis_url, decode_responses=True)
+    # Without a limit of its own: `receive` gives blpop one.
+    client = redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=None)
     listener = socket.create_server((host, port))
     name, bound = listener.getsockname()[:2]
     print(f"listening on {name}:{bound}", flush=True)

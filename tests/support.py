@@ -240,7 +240,7 @@ def interrupt_at_random(kind: str, code: str, rounds: int = 30) -> None:
     assert lines == ["running", "interrupted"] * rounds + ["running"], err
     assert script.process.returncode == -signal.SIGINT, err
     assert err.endswith("\nKeyboardInterrupt\n")
-    assert err.count("Traceback") <= 2, err  # of the KeyboardInterrupt and its context, and no others
+    assert err.count("Traceback") <= 2, err  # those of the KeyboardInterrupt and of its context
 
 
 def wait_until(condition: Callable[[], Any], what: str = "a condition", cap_s: float = CAP_S) -> None:
@@ -497,7 +497,7 @@ class Peer:
 
 
 class ForeignSocket:
-    """A socket of other code, which has the descriptor `fd`. On exit, check that the loop has not touched it."""
+    """A socket with the descriptor `fd` that belongs to other code. On exit, check that the loop has not touched it."""
 
     def __init__(self, fd: int, kind: int = socket.SOCK_STREAM) -> None:
         ours, self.theirs = socket.socketpair(socket.AF_UNIX, kind)

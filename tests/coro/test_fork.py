@@ -130,7 +130,7 @@ else:
     [("return", ["0"]), ("sys.exit(3)", ["atexit child", "3"]), ("raise LookupError('mine')", ["0"])],
 )
 def test_another_coro_ends_in_the_child(ending, expected):
-    """The child ends when the coro that forked ends, as after a fork in a thread. SystemExit leaves the child's loop."""
+    """The child ends with the coro that forked, as after a fork in a thread. SystemExit leaves the child's loop."""
     lines = run(
         CROWD
         + f"""

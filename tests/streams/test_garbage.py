@@ -24,7 +24,7 @@ COUNT = 10
 )
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_collection_in_another_thread_closes_streams(factory, is_secure):
-    """Without a GIL, the collecting thread must not touch the transport: it leaves the work to the loop's thread."""
+    """Without a GIL, the collecting thread must not touch the transport. The loop's thread closes the transport."""
     if is_secure and factory is asyncio.SelectorEventLoop:
         pytest.skip("asyncio's own TLS transports are not safe here, not even with a GIL")
     serving, connecting = (server_context(), client_context()) if is_secure else (None, None)

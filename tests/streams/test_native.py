@@ -47,7 +47,8 @@ async def waiting(loop, awaitable):
 
 async def connection(api, loop, handler=None, **options):
     """Open a TCP connection; return (reader, writer) of the client and (reader, writer) of the server. With `handler`,
-    the handler gets the latter two, and None is returned in their place. The server is closed before this returns.
+    the handler gets the server's reader and writer, and None is returned in their place. The server no longer listens
+    when this function returns.
     """
     accepted = loop.create_future()
     server = await api.start_server(handler or (lambda *ends: accepted.set_result(ends)), HOST, 0, **options)
@@ -342,7 +343,7 @@ async def test_several_separators(api, loop):
 
 @pytest.mark.parametrize("looks", [False, True])
 async def test_parts_and_wholes(api, loop, looks):
-    """Reads take part of a piece of data, or several pieces. Looking at the buffer in between changes nothing."""
+    """A read can return less than one piece of data, or several pieces. Looking at the buffer changes nothing."""
     stream = await open_stream(loop, limit=1000)
     reader = stream.reader
     expected = bytearray()

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-# gunicorn's settings that our server has, too: our server's name for the setting, and the limit that our server gets if
-# gunicorn's setting is 0. (gunicorn limits the whole request line; our server limits the target.)
+# The settings of gunicorn that our server has, too. Each value is the setting's name in our server, and the limit that
+# our server gets if gunicorn's limit is 0. (gunicorn limits the whole request line; our server limits the target.)
 LIMITS = {
     "limit_request_line": ("max_target_size", 8190),
     "limit_request_fields": ("max_headers", 100),
@@ -145,7 +145,7 @@ def check(folder: Path) -> dict[str, str]:
 
 
 def compare(problems: dict[str, str], exceptions: dict[str, str]) -> list[str]:
-    """Return what to report: problems without an exception, and exceptions without a problem."""
+    """Return what to report: problems that are not in `exceptions`, and entries of `exceptions` without a problem."""
     told = [f"FAILED {name}: {problem}" for name, problem in problems.items() if name not in exceptions]
     return told + [f"PASSES {name}, but is listed: {why}" for name, why in exceptions.items() if name not in problems]
 

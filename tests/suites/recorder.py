@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import sitecustomize  # the file in the directory `site` beside this file
 
-_is_worker = False  # True in a worker of pytest-xdist. It writes nothing: the main process gets its reports.
+_is_worker = False  # True in a worker of pytest-xdist. Workers write nothing: the main process gets their reports.
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,9 +1,9 @@
 """Run other projects' own test suites on a loop: `python tests/suites/run.py [--subject NAME] [suite ...]`.
 
-A suite is the tests in the sdist of one release; `suites.toml` lists the suites with their requirements. A suite runs
-twice, with this interpreter on this machine: on the baseline, which is asyncio's own loop unless `suites.toml` names
-another one, and on the subject. Every test that passes on the baseline must pass on the subject. The exceptions are in
-`suites.toml`, each with its reason. The run fails when
+A suite is the tests in the sdist of one release; `suites.toml` lists the suites with their requirements. Each suite
+runs twice with this version of Python, first on the baseline and then on the subject. The baseline is asyncio's own
+loop unless `suites.toml` names another one. Every test that passes on the baseline must pass on the subject. The
+exceptions are in `suites.toml`, each with its reason. The run fails when
 
 - a test that passed on the baseline fails, is skipped or is missing on the subject, and is not listed,
 - a listed test passes, or a listed pattern matches no test that passed on the baseline (so that the list stays true),

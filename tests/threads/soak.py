@@ -122,7 +122,7 @@ class Item:
 
 
 class World:
-    """One round: a queue or channel, and all that use it."""
+    """One round: a queue or channel, and the loops and threads that use it."""
 
     def __init__(self, soak: Soak, generator: random.Random) -> None:
         self.soak, self.generator = soak, generator
@@ -139,10 +139,11 @@ class World:
         self.sent: list[int] = []
         self.got: list[int] = []
         self.finalized: list[int] = []
-        # Loops that may end at any time, loops that run until the end of the round, and loops whose threads have ended
-        # without closing them.
+        # Loops that may end at any time.
         self.transient: list[asyncio.AbstractEventLoop] = []
+        # Loops that run until the end of the round.
         self.services: list[asyncio.AbstractEventLoop] = []
+        # Loops that are not closed yet, although the threads that ran them have ended.
         self.forgotten: list[asyncio.AbstractEventLoop] = []
         # Workers that can be interrupted: (the worker's loop, a function that interrupts the worker there)
         self.victims: list[tuple[asyncio.AbstractEventLoop, Callable[[], object]]] = []
@@ -465,8 +466,8 @@ class Stay:
 
     async def _main_task(self) -> None:
         async def worker(function: Any, generator: random.Random, count: float) -> None:
-            # If the loop is closed after the task was granted its request and before the task runs, the grant is given
-            # back only when the task is freed. So nothing here may keep the task alive.
+            # The queue may promise an item or a place to the task, and then the loop may be closed before the task
+            # runs. The promise is given back only when the task is freed. So nothing here may keep the task alive.
             task = weakref.ref(asyncio.current_task())  # type: ignore[type-var]
 
             def interrupt() -> None:

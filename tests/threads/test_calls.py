@@ -166,7 +166,7 @@ def test_await_on_passes_a_cancellation_on_and_waits_for_the_end(there, run_here
         await asyncio.to_thread(began.wait)
         task.cancel()
         assert await task == "refused"
-        # This task is cancelled before the call has begun there.
+        # This task is cancelled at once, often before the other loop has begun the call.
         task = asyncio.ensure_future(threads.await_on(there, wait()))
         await asyncio.sleep(0)
         task.cancel()

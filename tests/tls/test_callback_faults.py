@@ -89,7 +89,7 @@ async def test_in_flow_control(loop, reported, method, fault):
     """The exception is reported, and the connection stays open."""
     transport, protocol, peer = await connected(loop, failing(Recorder, method, fault), small=True)
     transport.set_write_buffer_limits(1000)
-    for size in (1_000_000, 100_000):  # the first write fills the transport below
+    for size in (1_000_000, 100_000):  # the first write fills the TCP transport under the TLS transport
         transport.write(bytes(size))
     await peer.read_exactly(1_100_000)
     await until(lambda: reported, "the report")

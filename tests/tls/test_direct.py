@@ -1,5 +1,6 @@
 """A TLS transport uses OpenSSL directly, or through `ssl.MemoryBIO` where that is not possible. Programs must not
-notice which. (GRAPESHOT_MEMORY_BIO=1 selects MemoryBIO. `.ci/run` sets it for the tests on one version of Python.)
+notice a difference. (GRAPESHOT_MEMORY_BIO=1 selects MemoryBIO. `.ci/run` sets the variable for the tests on one version
+of Python.)
 """
 
 from __future__ import annotations

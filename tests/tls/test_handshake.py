@@ -95,7 +95,7 @@ async def test_client_certificate(loop, serve):
         await peer.write(b"ping")
         assert await peer.read_exactly(4) == b"ping"
         await peer.unwrap()
-    # In TLS 1.3 the client is done before the server can say that it requires a certificate.
+    # In TLS 1.3, the client's handshake ends before the server can refuse a client without a certificate.
     with await client_of(server) as peer, pytest.raises((ssl.SSLError, ConnectionResetError)):
         await peer.read()
     assert seen == [(("DNS", "somebody.test"),)]
@@ -111,7 +111,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=["http", "too long", "zeroes", "alert"])
 async def test_garbage_instead_of_a_handshake(loop, serve, garbage):
-    """The connection of a plain-text client is closed; the server continues."""
+    """The connection of a client that sends garbage is closed; the server continues."""
     made = []
     server = await serve(lambda: made.append(Recorder()) or made[-1], HOST, 0, ssl=server_context())
     with Peer(socket.create_connection(server.sockets[0].getsockname())) as peer:
@@ -206,7 +206,7 @@ async def test_cancelled(loop, side):
 
 
 async def test_cancelled_before_it_begins(loop):
-    """The task is cancelled before the transport below calls connection_made."""
+    """The task is cancelled before the TCP transport under the TLS transport calls connection_made."""
     made = []
     connecting, peer = begin(loop, lambda: made.append(Recorder()) or made[-1])
     await asyncio.sleep(0)

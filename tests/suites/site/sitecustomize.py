@@ -1,10 +1,10 @@
 """Put the loop under test where programs look for asyncio's own. The directory of this file is first on the path
 of every suite process, so Python imports the file when the process starts.
 
-`SUITE_LOOP` names the loop. If `SUITE_PATCH` is set, `coro.patch()` is called before the process imports any other
-package. It then patches the default parts and the part that the variable names. The processes that a test starts get
-the loop and the patch, too. `BUILT` counts the loops of this process by the package of their class, so that a run can
-prove which loop it tested. `BUILT["coros"]` counts the blocking functions that ran in coros.
+`SUITE_LOOP` names the loop. If `SUITE_PATCH` is set, `coro.patch()` is called before the program's own imports. The
+call patches the default parts and the part that `SUITE_PATCH` names. Child processes of a test get the loop and the
+patch, too. `BUILT` counts the loops of this process by the package of their class, so that a run can prove which loop
+it tested. `BUILT["coros"]` counts the blocking functions that ran in coros.
 """
 
 from __future__ import annotations
