@@ -411,14 +411,13 @@ fn send_by_method<'py>(
     data: &Bound<'py, PyAny>,
 ) -> PyResult<Attempt<'py>> {
     let py = this.py();
-    let whole = match this.second.get(py) {
-        Some(whole) => whole,
-        None => {
-            let memory = py.import("builtins")?.getattr("memoryview")?;
-            let whole = memory.call1((data,))?.call_method1("cast", ("B",))?;
-            this.second.set(whole.clone());
-            whole
-        }
+    let whole = if let Some(whole) = this.second.get(py) {
+        whole
+    } else {
+        let memory = py.import("builtins")?.getattr("memoryview")?;
+        let whole = memory.call1((data,))?.call_method1("cast", ("B",))?;
+        this.second.set(whole.clone());
+        whole
     };
     let sent = this.rest.sent.get();
     let rest = if sent == 0 {

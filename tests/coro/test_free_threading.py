@@ -15,7 +15,7 @@ import time
 import weakref
 
 import pytest
-from support import coro_is_available, in_thread, run_script, together
+from support import coro_is_available, in_thread, run_script, together, until_in_coro
 
 import grapeshot
 
@@ -206,21 +206,31 @@ def test_a_list_that_a_coro_sorts_can_be_used_by_another_thread():
     assert coro.run(main) == list(range(10))
 
 
-def test_a_task_that_runs_a_loop_in_a_coro_that_waits():
-    """While a task waits for a coro, nothing holds the task's lock: the coro and another thread can use the task."""
+def test_a_coro_that_waits_inside_a_step_of_a_task():
+    """A step of asyncio's task holds the task's lock. If the coro whose stack the step is on waits, it gives up the lock."""
 
-    async def main():
-        task = asyncio.current_task()
+    def main():
+        tasks = []
 
-        def blocking():
-            coro.sleep_relative(0.01)
-            assert in_thread(repr, task)
-            coro.sleep_relative(0.01)
-            return task.get_name()
+        async def step():
+            tasks.append(asyncio.current_task())
+            coro.sleep_relative(0.05)
+            return tasks[0].get_name()
 
-        return await coro.run_sync(blocking) == task.get_name()
+        def run_loop():
+            loop = asyncio.SelectorEventLoop()
+            try:
+                return loop.run_until_complete(step())
+            finally:
+                loop.close()
 
-    assert grapeshot.run(main())
+        co = coro.spawn(coro.call_blocking, run_loop)
+        until_in_coro(lambda: tasks)
+        assert in_thread(lambda: (repr(tasks[0])[:5], tasks[0].done(), tasks[0].cancelling())) == ("<Task", False, 0)
+        assert not co.done()
+        return co.join() == tasks[0].get_name()
+
+    assert coro.run(main)
 
 
 def test_locks_of_dicts_and_sets_across_waits():

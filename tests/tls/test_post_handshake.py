@@ -52,7 +52,7 @@ class Client:
 
 
 async def test_key_update(loop, serve, tmp_path):
-    """New keys in both directions (K) and in one direction (k), between the data."""
+    """The client changes the keys of both directions (K) or of one (k). Data is echoed before and after each change."""
     server = await serve(Echo, HOST, 0, ssl=server_context(version=TLS13))
     with Client(server.sockets[0].getsockname(), "-tls1_3", tmp_path) as client:
         for number, command in enumerate([b"K\n", b"k\n", b"K\n", b"K\n"]):

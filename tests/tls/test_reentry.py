@@ -41,7 +41,7 @@ class BufferedCloses(BufferedRecorder):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("factory", "messages"),
-    # The case of several records into a buffer is missing, because asyncio's shutdown would fail there with
+    # BufferedCloses is not tested with several records, because asyncio's shutdown would fail with
     # APPLICATION_DATA_AFTER_CLOSE_NOTIFY.
     [(Closes, (b"x",)), (BufferedCloses, (b"x",)), (Closes, (b"x" * 16384, b"y" * 16384, b"z"))],
     ids=["one record", "one record into a buffer", "several"],
@@ -107,7 +107,7 @@ async def test_write_while_encrypting(loop, size):
             writing.action = lambda: transport.write(b"inner" * 100)
             outer = bytes(range(250)) * (size // 250)
             transport.write(outer)
-            transport.get_write_buffer_size()  # encrypts now: a small write would wait for the end of the step
+            transport.get_write_buffer_size()  # encrypts a small write now, which would otherwise be held
             assert writing.action is None
             transport.close()
             assert await peer.read_to_end() == outer + b"inner" * 100
@@ -121,14 +121,13 @@ async def test_close_while_encrypting(loop, size):
     with WhileWriting() as writing:
         transport, protocol, peer = await connected(loop, ours=writing.context, small=True)
         with peer:
-            # Once this data is here, so are the last messages of TLS 1.3's handshake. Then none of these messages can
-            # wake the transport later.
+            # The last messages of TLS 1.3's handshake arrive before this data, so they cannot wake the transport later.
             await peer.write(b"x")
             await until(lambda: protocol.data == b"x", "the data")
             writing.action = transport.close
             outer = bytes(range(250)) * (size // 250)
             transport.write(outer)
-            transport.get_write_buffer_size()  # encrypts now: a small write would wait for the end of the step
+            transport.get_write_buffer_size()  # encrypts a small write now, which would otherwise be held
             assert writing.action is None
             assert await peer.read_to_end() == outer
             peer.close()

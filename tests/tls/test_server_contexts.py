@@ -1,5 +1,5 @@
-"""Each connection of a server runs in its own copy of the server's context, with and without TLS, no matter which task
-resumes or ends it.
+"""The callbacks of each server connection run in a copy of the contextvars context in which the server began to
+listen, with and without TLS, no matter which task resumes reading or ends the connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def plain_client(server):
 @pytest.mark.skip_on(uvloop="all connections share one context")
 @pytest.mark.parametrize("uses_tls", [False, True])
 async def test_reading_is_resumed_in_another_context(loop, serve, uses_tls):
-    """A server pauses reading while its own task works on the data. The task resumes reading (gh-140947)."""
+    """data_received() pauses reading and starts a task. That task resumes reading (gh-140947)."""
     seen, tasks = [], []
 
     class Pausing(Recorder):

@@ -1,4 +1,4 @@
-"""start_tls: both sides, with data that arrived before it, on every kind of transport; and its failures."""
+"""start_tls: both sides, data that arrived before the call, TCP, TLS and user-defined transports, and failures."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ async def test_the_client_does_not_wait_for_the_answer(loop):
 
 @pytest.mark.skip_on(asyncio="delivers before start_tls() returns")
 async def test_the_first_data_comes_with_the_end_of_the_handshake(loop, serve):
-    """connection_made() makes a task that calls start_tls(). The task has the new transport before data_received()."""
+    """connection_made() starts a task that calls start_tls(). The task gets the new transport before data_received() is
+    called.
+    """
     made = []
 
     class Answers(Recorder):
@@ -246,7 +248,7 @@ async def test_tls_in_tls(loop, side):
 
 
 class OverEverything(asyncio.Transport):
-    """A user's transport that forwards every attribute to another one, except `_force_close`, which it lacks."""
+    """A user's transport that forwards its attributes to another transport. It has no `_force_close`."""
 
     _start_tls_compatible = True
 

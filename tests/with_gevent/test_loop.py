@@ -206,7 +206,7 @@ def test_errors():
 
 
 def test_tasks_and_greenlets():
-    """Tasks run in the hub. Greenlets wait for awaitables, and tasks for greenlets."""
+    """Tasks run in the hub. Greenlets can wait for awaitables, and tasks can wait for greenlets."""
     out = run(
         """
         from grapeshot.gevent import await_, run_sync
@@ -248,7 +248,7 @@ def test_tasks_and_greenlets():
 
 
 def test_tasks_in_any_greenlet_add_signal_handlers():
-    """This works although `threading.current_thread()` is the main thread only in the main greenlet."""
+    """In greenlets other than the main one, `threading.current_thread()` is not the main thread."""
     out = run(
         """
         from grapeshot.gevent import await_
@@ -467,7 +467,7 @@ def test_asyncio_libraries_in_greenlets():
 
 
 def test_watchers_of_a_descriptor():
-    """Several watchers of one descriptor, for both directions; watchers that callbacks stop or move."""
+    """One descriptor has several watchers, for both directions. Callbacks stop and move watchers."""
     check(
         """
         loop = gevent.get_hub().loop

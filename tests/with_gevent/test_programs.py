@@ -250,7 +250,7 @@ def test_gunicorn(programs: Programs) -> None:
         assert get(port, "/loop") == ("grapeshot" if programs.is_ours else "gevent")
         clients = [begin(port, "/meet/200") for _ in range(200)]
         assert {end(client) for client in clients} == {"200 are here"}
-        # A client that goes away, or an application that fails, affects only its own request.
+        # If a client goes away or the application fails, the other requests go on.
         leaving = [begin(port, "/held") for _ in range(3)]
         server.wait_line("held", count=3)
         for client in leaving:
@@ -266,7 +266,7 @@ def test_gunicorn(programs: Programs) -> None:
         assert {end(client) for client in held} == {"released"}
         assert server.process.wait(CAP_S) == 0
         server.finish()
-        assert sum("Traceback" in line for line in server.output) == 1, server.output  # of /fail
+        assert sum("Traceback" in line for line in server.output) == 1, server.output  # the traceback of /fail
 
 
 def begin(port: int, path: str) -> http.client.HTTPConnection:
@@ -381,7 +381,7 @@ def test_celery(programs: Programs, tmp_path: Path) -> None:
             assert programs.run('from tasks import *; print(app.AsyncResult("last").get(timeout=60))', **env) == [
                 "let through"
             ]
-        assert sum("Traceback" in line for line in worker.output) == 1, worker.output  # of the LookupError
+        assert sum("Traceback" in line for line in worker.output) == 1, worker.output  # the traceback of fail()
 
 
 TASKS = """
@@ -492,7 +492,7 @@ def test_flask_socketio(programs: Programs) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(CAP_S) == 0, server.output
         server.finish()
-        # pywsgi can take the last frame of a WebSocket for a request, and fail to reply because the client is gone.
+        # pywsgi can mistake the last frame of a WebSocket for a request. The reply to it fails: the client is gone.
         gone = [line for line in server.output if line.startswith(("BrokenPipeError", "ConnectionResetError"))]
         assert sum("Traceback" in line for line in server.output) == len(gone), server.output
 

@@ -68,7 +68,7 @@ async def test_cancelled_while_it_connects(loop, direction):
     protocol = Recorder()
     with pipe_ends("pipe", direction) as ends:
         task = loop.create_task(connect(loop, direction, lambda: protocol, ends.file))
-        loop.call_soon(task.cancel)  # runs after the task's first step, and before connection_made() wakes the task
+        loop.call_soon(task.cancel)  # runs after the task's first step, while the task waits for connection_made()
         with pytest.raises(asyncio.CancelledError):
             await task
         await until(lambda: protocol.is_lost)

@@ -15,7 +15,7 @@ class Broken(LookupError):
 
 
 def failing(name):
-    """Return a subclass of Recorder whose method `name` raises after it has recorded its first call."""
+    """Return a subclass of Recorder whose method `name` records all calls, and raises in the first one."""
 
     def fails(self, *args):
         answer = getattr(Recorder, name)(self, *args)

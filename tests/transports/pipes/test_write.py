@@ -13,7 +13,7 @@ BIG = 1 << 20  # more than any of the kernel's buffers takes at once
 
 
 class Flow(asyncio.BaseProtocol):
-    """A protocol with the methods of asyncio.BaseProtocol only. A transport that writes calls no other methods."""
+    """A protocol with the methods of asyncio.BaseProtocol only. A write pipe's transport needs no other methods."""
 
     def __init__(self):
         self.events = []

@@ -234,7 +234,7 @@ def test_happy_eyeballs(loop, loop_kind, arguments):
 
 
 def test_the_slow_address_loses_the_race(loop, loop_kind):
-    """The first listener's backlog is full, so a connection attempt hangs. The second address answers."""
+    """The backlog at the first address is full, so the connection attempt there hangs. The second address answers."""
     if loop_kind == "uvloop":
         pytest.skip("#406: no such argument")
     other = subclassed(loop, "127.0.0.2", HOST)

@@ -21,7 +21,7 @@ LATER = "sends at the end of the iteration"
 
 
 class Shared:
-    """Transports on duplicates of one socket, whose other end gets their data in the order of the system calls."""
+    """Transports on duplicates of one socket. `peer` receives their data in the order of the system calls."""
 
     def __init__(self, loop, count):
         self.loop = loop

@@ -41,7 +41,7 @@ async def test_a_small_read_allocates_little(loop):
 
 
 async def test_received_bytes_use_no_spare_memory(loop):
-    """The bytes that a protocol gets keep no unused memory alive."""
+    """The bytes object that `data_received` gets has no unused memory at its end."""
     sizes = []
 
     class Sizes(Recorder):

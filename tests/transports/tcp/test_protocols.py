@@ -372,7 +372,7 @@ async def test_the_buffer_size_inside_a_callback(loop):
 
 
 async def test_write_to_another_transport_inside_a_callback(loop):
-    """The target's data is sent, although it was written in a callback of the source and the target has no event."""
+    """A callback of the source writes to the target. The data is sent, although the target's socket has no event."""
     _, target, target_peer = await connected(loop)
 
     def act(_protocol):

@@ -12,7 +12,8 @@ import time
 import pytest
 from support import CAP_S, HOST, Recorder, gil_is_enabled, iterations, listening, until
 
-# Without the GIL, some objects that the interpreter makes for a task outlive the task and a collection, on both loops.
+# Without the GIL, some objects that the interpreter makes for a task still exist after the task has ended and the
+# collector has run. This happens on asyncio and on grapeshot.
 LEFT_WITHOUT_GIL = {} if gil_is_enabled() else {"asyncio": "no GIL", "grapeshot": "no GIL"}
 
 

@@ -14,7 +14,7 @@ from support import HOST, iterations, until
 ANY = (HOST, 0)
 
 opened: list[Any] = []
-"""The transports that this test has made."""
+"""The transports that the running test has made with `endpoint()`."""
 
 
 class Datagrams(asyncio.DatagramProtocol):

@@ -40,7 +40,7 @@ async def test_isinstance(loop):
     await finish(protocol)
 
 
-@pytest.mark.xfail_on(uvloop="returns a PseudoSocket, and the default for a missing peer")
+@pytest.mark.xfail_on(uvloop="returns a PseudoSocket; for a missing peer, returns the default")
 async def test_extra_info(loop):
     transport, protocol, address = await endpoint(loop)
     sock = transport.get_extra_info("socket")

@@ -64,7 +64,7 @@ async def test_empty_datagrams_are_sent_as_by_this_version_of_asyncio(loop, is_c
 
 
 async def test_order_is_kept_over_many(loop):
-    """The datagrams fill more than one batch, and come interleaved from several senders."""
+    """Two senders send their datagrams interleaved. The datagrams fill more than one batch."""
     _, server, address = await endpoint(loop, EchoDatagrams)
     with raw_socket() as left, raw_socket() as right:
         sent = []
@@ -132,7 +132,7 @@ async def test_numeric_addresses(loop, address_of):
     "address_of",
     [
         lambda port: ("localhost", port),
-        lambda port: ("", port),  # any address, which on Linux reaches the loopback
+        lambda port: ("", port),  # means 0.0.0.0, which Linux treats like 127.0.0.1 when it sends
         lambda port: ("0x7f000001", port),
         lambda port: (bytearray(b"127.0.0.1"), port),
     ],

@@ -158,8 +158,8 @@ async def test_closed_inside_connection_made(loop):
 
 
 async def stuck(loop, factory=Datagrams, **limits):
-    """Return the transport, the protocol, the peer (a Unix socket) and the number of datagrams sent. The queue of the
-    peer is full, and the last datagram is pending.
+    """Return the transport, the protocol, the peer (a Unix socket) and the number of calls of sendto(). The peer's
+    queue is full, and the datagram of the last call is pending.
     """
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     peer.setblocking(False)

@@ -1,4 +1,4 @@
-"""create_unix_connection: paths, sockets, refusals, and how such connections end."""
+"""create_unix_connection: paths, sockets, refusals, and the end of a connection."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_a_factory_that_raises_closes_the_socket(loop, address_of):
 
 # ---------------------------------------------------------------- a server that is busy
 
-LATER = "takes EAGAIN for a connect in progress, and the connection then fails with ENOTCONN"
+LATER = "treats EAGAIN like EINPROGRESS, and the connection then fails with ENOTCONN"
 
 
 @pytest.mark.xfail_on(asyncio=LATER, uvloop="fails with EAGAIN")
