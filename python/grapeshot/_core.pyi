@@ -1021,7 +1021,7 @@ class _AioQueue:
     def has_ring(self) -> bool:
         """Whether io_uring makes the calls."""
     def stop(self, limit: float, /) -> list[int]:
-        """Cancel all calls and wait until they end, at most ``limit`` seconds. Return the tickets that have not ended."""
+        """Cancel all calls and wait until they end, at most ``limit`` seconds. Return the tickets of the others."""
 
 @disjoint_base
 class _StreamReader:

@@ -207,7 +207,7 @@ def test_a_list_that_a_coro_sorts_can_be_used_by_another_thread():
 
 
 def test_a_coro_that_waits_inside_a_step_of_a_task():
-    """A step of asyncio's task holds the task's lock. If the coro whose stack the step is on waits, it gives up the lock."""
+    """A step of asyncio's task holds the task's lock. A coro that waits inside the step gives the lock up."""
 
     def main():
         tasks = []
