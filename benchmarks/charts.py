@@ -141,7 +141,7 @@ def draw_ratios(axes: Axes, rows: Sequence[tuple[str, Outcome, str]], loops: Seq
                 axes.plot([inside(found.low), inside(found.high)], [at, at], color=colour, linewidth=3, alpha=0.35)
             (mark,) = axes.plot([inside(found.middle)], [at], marker, color=colour, markersize=size, linestyle="none")
             limits = f" ({found.low:.2f} to {found.high:.2f})" if loop == OURS else ""
-            tip(mark, f"{title}: {loop} needs {found.middle:.2f}{limits} of {peer}")
+            tip(mark, f"{title}: {loop} needs {found.middle:.2f}{limits} times as much as {peer}")
     axes.set_yticks(range(len(rows)), [title for title, _, _ in rows])
     said = [f"{found.middle:.2f} of {peer}" for _, outcome, peer in rows if (found := ratio(outcome, peer))]
     numbers = axes.secondary_yaxis("right")

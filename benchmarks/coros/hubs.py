@@ -1,7 +1,8 @@
 """Measure coros in two loops, each in a thread of its own, and for comparison runloom's fibers on two hubs.
 
-Threads run side by side only without the GIL, so these kinds need a free-threaded interpreter. A round includes the
-start and the end of both threads, which take about 1 ms of the 50 ms or more that a round takes.
+Threads run side by side only without the GIL, so the measurements of this module need a free-threaded interpreter. A
+round includes the start and the end of the system's threads, which take about 1 ms of the 50 ms or more that a round
+takes. Below, "thread" means a cooperative thread: a coro or a fiber.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from collections.abc import Callable
 from benchmarks._machine import has_gil
 
 HUBS = 2
-# The number of threads on all hubs together, and how often each of them yields.
+# The number of threads on all hubs together, and how often each thread yields.
 THREADS, TURNS = 1000, 400
 # SPAWNED threads are spawned in a round. The spawning thread yields after every BATCH of them.
 SPAWNED, BATCH = 100_000, 100
 
-# Calls a function in a cooperative thread of each hub, and returns when every thread that the function has started has
-# ended.
+# Calls a function in a thread of each hub, and returns when all threads that the function started have ended.
 OnHubs = Callable[[Callable[[], None]], None]
-# A function that spawns a cooperative thread, and one that yields.
+# A function that spawns a thread, and one that yields.
 Functions = tuple[Callable[..., object], Callable[[], object]]
 
 

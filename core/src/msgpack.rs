@@ -149,8 +149,8 @@ impl Keys {
 /// Returns the reason why a packet must not be decoded, or `None` if no limit is exceeded. `None` does not mean that
 /// the packet is well-formed: the decoder itself rejects a packet that is truncated or has bytes after its end.
 ///
-/// The time is proportional to the length of the packet at most; the content of strings is skipped. The only memory that is
-/// allocated is about 50 bytes for each integer that is a key of a map with more than a thousand keys.
+/// The time is at most proportional to the length of the packet; the content of strings is skipped. The only memory
+/// that is allocated is about 50 bytes for each integer that is a key of a map with more than a thousand keys.
 #[must_use]
 pub fn find_fault(packet: &[u8]) -> Option<Fault> {
     let mut frames = [Frame {
@@ -419,9 +419,9 @@ mod tests {
         [&b"\xce"[..], &value.to_be_bytes()].concat()
     }
 
-    /// Keys for a dict of 16,384 slots. The first 8,192 keys take half of the slots, in the order in which a dict probes
-    /// them. After these come `count` keys. The first probes of such a key, which depend on its hash, all hit taken
-    /// slots. All further probes follow the order of the first 8,192 keys.
+    /// Keys for a dict of 16,384 slots. The first 8,192 keys take half of the slots, in the order in which a dict
+    /// probes them. After these come `count` keys. The first probes of such a key, which depend on its hash, all hit
+    /// taken slots. All further probes follow the order of the first 8,192 keys.
     fn colliding_keys(count: usize) -> impl Iterator<Item = u32> {
         let order = std::iter::successors(Some(1_u32), |at| Some((at * 5 + 1) % 16384)).take(8192);
         let mut probing = Probing::default();

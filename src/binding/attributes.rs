@@ -2,10 +2,9 @@
 //!
 //! asyncio's transports are ordinary objects: programs set `transport.write = f`, and tools replace methods on the
 //! class. `InstanceDict` is the `__dict__` of a native object. The dict is created when it is first needed. Until then,
-//! CPython's specialized method calls are as fast as for objects without a `__dict__`. On Python 3.11, the dict is
-//! created together with the object. While the dict is empty, calls are just as fast. `OwnMethods` tells whether native
-//! code may call a method of such an object directly, or must call it through Python because Python code has replaced
-//! it.
+//! CPython's specialized method calls are as fast as for objects without a `__dict__`. (Python 3.11 creates the dict
+//! together with the object, but calls are just as fast while it is empty.) `OwnMethods` tells whether native code may
+//! call a method of such an object directly, or must call it through Python because Python code has replaced it.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -22,8 +21,8 @@ use super::native_type::{NativeType, This};
 use super::rows::{Getter, call_getter};
 use super::{HAS_LAZY_DICT, errors};
 
-/// The dict of an object's own attributes. CPython reads and creates it through `__dictoffset__`. A value whose bytes
-/// are all zero has no dict.
+/// The dict of an object's own attributes. CPython reads and creates it through `__dictoffset__`. An
+/// `InstanceDict` whose bytes are all zero has no dict.
 #[repr(transparent)]
 pub(crate) struct InstanceDict(AtomicPtr<ffi::PyObject>);
 

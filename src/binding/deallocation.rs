@@ -47,7 +47,7 @@ type DepthOfStack = fn() -> *const Cell<u32>;
 /// The function that `set_depth_of_stack` was given, as a pointer; null before that call.
 static DEPTH_OF_STACK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-/// Sets the function that returns the count of a coro's stack. The room `coro` calls this, because code in `binding`
+/// Sets the function that returns the count of a coro's stack. The module `coro` calls this, because code in `binding`
 /// may not use `coro`.
 pub(crate) fn set_depth_of_stack(function: DepthOfStack) {
     DEPTH_OF_STACK.store(function as *mut (), Ordering::Release);

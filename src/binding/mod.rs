@@ -1,5 +1,5 @@
-//! The boundary to Python, which all rooms above use: native types and their method tables, cells for references,
-//! interned names, conversion of errors, the logger, `bytes` and socket objects. This room knows nothing about loops.
+//! The boundary to Python, which all other modules use: native types and their method tables, cells for references,
+//! interned names, conversion of errors, the logger, `bytes` and socket objects. It knows nothing about loops.
 
 pub(crate) mod args;
 pub(crate) mod arrived;

@@ -306,7 +306,7 @@ pub(crate) fn bind_methods(
 }
 
 /// Adds native methods to a heap type. The caller guarantees that the type's objects have the layout of these methods.
-/// The type is one that a lower room has created, or a subclass of such a type.
+/// The type is one that a lower layer has created, or a subclass of such a type.
 pub(crate) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef>) -> PyResult<()> {
     let py = kind.py();
     for definition in methods {

@@ -1,6 +1,6 @@
-//! Reports each switch to native profile functions. When a coro stops running, a return is reported for each of its
-//! frames; when a coro is resumed, a call is reported for each of its frames. Without these reports, memray would read
-//! frames that no longer exist, and attribute the allocations of one coro to another.
+//! Tells native profile functions about each switch between coros. When a coro stops running, a return is reported for
+//! each of its frames; when a coro is resumed, a call is reported for each of its frames. Without these reports, memray
+//! would read frames that no longer exist, and attribute the allocations of one coro to another.
 //!
 //! ```text
 //!   memray's stack    main run_forever | worker handle          the thread's own frames stay below the coro's frames
@@ -88,8 +88,8 @@ pub(super) unsafe fn report_returns(runtime: &Runtime, coro: Coro<'_>, thread: *
     }
 }
 
-/// Runs `body`, which calls foreign code, with the collector switched off (with the GIL; else, see below). The foreign code must not wait, because it
-/// does not run on the coro's stack; marking the coro as `collecting` enforces that.
+/// Runs `body`, which calls foreign code. In builds with a GIL, the collector is switched off meanwhile. The foreign
+/// code does not run on the coro's stack, so it must not wait: while the coro is marked as `collecting`, waiting fails.
 fn undisturbed<'py, F>(runtime: &Runtime, coro: Coro<'py>, body: F)
 where
     F: FnOnce(Python<'py>) -> PyResult<()>,

@@ -1,8 +1,8 @@
 //! The limits of `loop.set_limits()`: how many connections, descriptors and coros a loop may have.
 //!
-//! Modules in higher layers ask this one before they open a connection or a descriptor, or start a coro. Without limits, that
-//! costs one comparison. The limits belong to the loop's thread, except for the count of connections: whichever thread
-//! frees a connection lowers the count. `limit_methods` has the methods of the loop.
+//! Modules in higher layers ask this one before they open a connection or a descriptor, or start a coro. Without
+//! limits, that costs one comparison. The limits belong to the loop's thread, except for the count of connections:
+//! whichever thread frees a connection lowers the count. `limit_methods` has the methods of the loop.
 
 use std::cell::Cell;
 use std::os::fd::RawFd;

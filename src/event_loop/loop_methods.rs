@@ -139,7 +139,7 @@ unsafe extern "C" fn set_stopping(
     }
 }
 
-/// The native methods of the loop that this room has.
+/// The native methods of the loop that are in this folder.
 pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = vec![
         row!(

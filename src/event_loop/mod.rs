@@ -1,8 +1,8 @@
 //! The loop: scheduling, iterations, descriptors, and its Python interface `grapeshot._core.Loop`.
 //!
 //! The state in these modules belongs to the thread that runs the loop, unless a module says otherwise. Transports,
-//! processes, coros and TLS are built on top of this room, which knows them only as a `Source`, a waiter or a deferred
-//! function.
+//! processes, coros and TLS are built on top of these modules, which know them only as a `Source`, a waiter or a
+//! deferred function.
 
 mod call_methods;
 mod contexts;
@@ -25,7 +25,7 @@ pub(crate) mod watching;
 
 use pyo3::prelude::*;
 
-/// Adds the types and functions of this room to the module.
+/// Adds the types and functions to the Python module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     contexts::find_fields(module.py())?;
     handle::register(module)?;
@@ -43,8 +43,8 @@ fn before_fork(py: Python<'_>) -> PyResult<()> {
     reactor::flush_running(py)
 }
 
-/// `_after_fork()`, in the child: from now on writes are sent at once, because perhaps no loop will run in the child to
-/// send them later.
+/// `_after_fork()`, in the child: until a loop begins to run there, writes are sent at once, because perhaps no loop
+/// will send them later.
 #[pyfunction(name = "_after_fork")]
 fn after_fork() {
     reactor::after_fork();

@@ -403,8 +403,8 @@ fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResul
     Ok(Attempt::Done(value))
 }
 
-/// Calls `send()` once per attempt: with the data object itself if nothing was sent before, else with a view of the data
-/// that is left. (Earlier attempts may have been system calls.)
+/// Calls `send()` once per attempt: with the data object itself if nothing was sent before, else with a view of the
+/// data that is left. (Earlier attempts may have been system calls.)
 fn send_by_method<'py>(
     this: Operation<'py>,
     socket: &Bound<'py, PyAny>,

@@ -199,8 +199,8 @@ impl Buffers {
     }
 }
 
-// OpenSSL calls `read`, `write`, `ctrl` and `destroy` only for BIOs that `Direct::new` has made. So `OpenSsl`, the
-// table of OpenSSL's own functions, is loaded when they run.
+// OpenSSL calls `read`, `write`, `ctrl` and `destroy` only for BIOs that `Direct::new` has made, and `Direct::new` has
+// loaded `OpenSsl`, the table of OpenSSL's own functions.
 
 /// Locks the buffers. Code that holds the lock never calls Python and never panics.
 pub(super) fn locked(buffers: &Mutex<Buffers>) -> MutexGuard<'_, Buffers> {

@@ -145,7 +145,7 @@ async def test_errors_of_paths(loop, tmp_path):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="from 3.13 on, a thread is joined without a lock")
-@pytest.mark.skip_on(asyncio="tools know the frame in which it waits for the lock")
+@pytest.mark.skip_on(asyncio="waits for the lock in a frame that such tools allow")
 def test_no_living_thread_of_the_executor_is_joined_while_the_loop_runs(loop, monkeypatch):
     joined = []
     join = threading.Thread.join

@@ -76,8 +76,8 @@ def rest_of(client: socket.socket) -> bytes:
 
 @pytest.fixture
 def start(tmp_path):
-    """A function that starts the service. After the test, the service must have closed all descriptors that the test
-    made it open, and must stop without an error.
+    """A function that starts the service. If the service still runs after the test, it must have closed all
+    descriptors that it opened for the test, and must stop without an error.
     """
     started = []
 

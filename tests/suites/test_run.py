@@ -1,4 +1,4 @@
-"""Tests of the program that runs other projects' suites, with a small suite. `.ci/matrix suites` runs the real ones."""
+"""Let the program that runs other projects' suites run a small suite. `.ci/matrix suites` runs the real ones."""
 
 from __future__ import annotations
 

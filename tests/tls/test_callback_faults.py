@@ -1,6 +1,7 @@
-"""An error in a protocol's callback over TLS is reported, even if it is not an instance of `Exception`. Only a
-CancelledError in eof_received is not reported. Each error also closes the connection, unless it is raised in a callback
-of flow control.
+"""An error in a protocol's callback over TLS is reported, even if it is not an instance of `Exception`.
+
+Exceptions: KeyboardInterrupt and SystemExit leave the loop, and a CancelledError in eof_received is not reported. Each
+error also closes the connection, unless it is raised in a callback of flow control.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def failing(kind, method, fault):
 @pytest.mark.skip_on(uvloop="raises out of libuv's callback")
 async def test_while_data_is_delivered(loop, reported, side, kind, method, fault):
     transport, _, peer = await connected(loop, kind, side)
-    protocol = failing(kind, method, fault)()  # not from the start: asyncio calls get_buffer() before any data arrives
+    # The connection gets this protocol only now, because asyncio calls get_buffer() before any data arrives.
+    protocol = failing(kind, method, fault)()
     protocol.connection_made(transport)
     transport.set_protocol(protocol)
     await peer.write(b"x")

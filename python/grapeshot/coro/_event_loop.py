@@ -38,7 +38,10 @@ class _Program:
 
 
 class _Own(threading.local):
-    """The program of this thread, from the first coro until the program ends or ``coro.run()`` takes its loop."""
+    """The program of this thread.
+
+    It exists from the first coro or call of :func:`event_loop` on, until it ends or ``coro.run()`` takes its loop.
+    """
 
     program: _Program | None = None
 
@@ -97,7 +100,7 @@ def set_exit(code: Any = 0) -> None:
     it, too, if exactly one :func:`event_loop` is running in the process. The call then ends that one.
 
     Raises:
-        RuntimeError: this thread has no :func:`event_loop` of its own, and not exactly one is running in other threads.
+        RuntimeError: this thread has no :func:`event_loop` of its own, and other threads are running none or several.
     """
     program = _own.program
     if program is not None:

@@ -177,7 +177,7 @@ class CoroSocket(_Native):
 
         The data is sent through a pair of connected sockets, and the method itself is called on the socket at the other
         end. So its checks, its results and its errors are the usual ones. Return None if no such data is left, if the
-        call asks for other data (urgent data), or if the socket is closed.
+        call asks for urgent data or the error queue, or if the socket is closed.
         """
         flags = args[-1]
         if self.fileno() < 0 or (isinstance(flags, int) and flags & _NOT_DATA):

@@ -89,7 +89,7 @@ class BinaryFile(RawFile):
         return bool(self._ahead)
 
     async def _flush(self) -> None:
-        """Write the collected data. Data that a call does not write stays collected."""
+        """Write the collected data. What a system call does not write stays collected."""
         while self._collected:
             data = b"".join(self._collected)
             self._collected = [data]
@@ -287,7 +287,7 @@ class BinaryFile(RawFile):
         await super()._close()
 
     def _before_closing(self, fd: int, close: Callable[[], object]) -> None:
-        """Write what a cancelled ``close`` has left in the buffer, then call ``close``.
+        """Write what a cancelled ``close()`` has left in the buffer, then call the argument ``close``.
 
         If the write fails, asyncio logs the exception. If the loop is closed, the data is lost, as in asyncio's
         transports.

@@ -86,7 +86,8 @@ pub(super) struct TaskWaiters {
     claimed: RefCell<Vec<usize>>,
     /// The addresses of the futures of waiters that could not be woken, because their loops are closed. Such a waiter
     /// has no grant to give back when its coroutine is closed. A reference to the future would keep the task alive, so
-    /// only the address is kept. The future lives until the coroutine that awaits it is closed, and that also removes the address.
+    /// only the address is kept. The future lives until the coroutine that awaits it is closed, and that also removes
+    /// the address.
     refused: RefCell<Vec<usize>>,
 }
 

@@ -4,7 +4,7 @@
 //! is clear, the observer costs nothing per step, because the loop tests all bits of `Mode::STEPS` at once.
 //!
 //! Everything except `install` belongs to the loop's thread. The observer is a table of functions, because its code
-//! lies in a room above this one.
+//! lies in a layer above this one.
 
 use std::sync::OnceLock;
 

@@ -24,10 +24,10 @@ use crate::event_loop::probe::{Mode, observer, step};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::SourceRef;
 
-/// A poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
+/// For a timer, a poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
 const MAX_BLOCK_NS: u64 = 24 * 3600 * 1_000_000_000;
 
-/// Which events of a poll `dispatch` handles.
+/// Selects the events that one call of `dispatch` handles.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     All,
@@ -206,7 +206,7 @@ impl Reactor {
 
     /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)` or there is other
     /// work by now. The timeout was computed at the time `now_ns`, when the counter `timers_set` had the given value.
-    /// The poller counts the timeout from `now_ns` or from the call (`Poller::wait_since`).
+    /// Each kind of poller decides whether the timeout counts from `now_ns` or from the call of `Poller::wait_since`.
     fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>, now_ns: u64, timers_set: u64) -> PyResult<usize> {
         if timeout_ns != Some(0) {
             self.signals.prepare(py, &self.descriptors.poller)?;
@@ -320,8 +320,8 @@ impl Reactor {
         result
     }
 
-    /// Moves due timers to the ready queue. `now_ns` is the time of the native clock. If the program has replaced
-    /// `loop.time()`, Err is an exception from the replacement.
+    /// Moves due timers to the ready queue. `now_ns` is the time of the native clock. Fails only if the program has
+    /// replaced `loop.time()`, and the replacement raises.
     #[inline]
     fn expire_timers(&self, py: Python<'_>, event_loop: &LoopObject, now_ns: u64) -> PyResult<()> {
         self.timers

@@ -25,14 +25,15 @@ const PREFETCH_AHEAD: usize = 8;
 /// How late a timer with slack may run: one millisecond. asyncio, too, rounds timeouts up to whole milliseconds.
 const SLACK_NS: u64 = 1_000_000;
 
-/// asyncio's `_clock_resolution`: timers that are due within this time count as due.
+/// asyncio's `_clock_resolution`: on a program's own clock, timers that are due within this time count as due.
 const RESOLUTION_S: f64 = 1e-9;
 
 /// A heap key is a deadline in signed nanoseconds with this bit, the sign, flipped. So negative deadlines sort before
 /// positive ones although keys are unsigned.
 const SIGN: u64 = 1 << 63;
 
-/// The heap key of a deadline in seconds, rounded so that `time() >= when` holds whenever the timer fires.
+/// The heap key of a deadline in seconds, rounded so that on the native clock `time() >= when` holds when the timer
+/// fires.
 fn deadline_key(when_s: f64) -> u64 {
     let truncated = (when_s * 1e9) as i64;
     // One nanosecond for the truncation, one for the rounding of the product, and one for each 26 days of uptime,
@@ -139,8 +140,8 @@ impl Timers {
     // ---- deadlines -------------------------------------------------------------------------------------------
 
     /// Takes out the timers that are due, the earliest first, and passes the ones that are not cancelled to `run`, with
-    /// the key for `lateness_ns`. `now_ns` is the time of the native clock. If the program has replaced `loop.time()`,
-    /// Err is an exception from the replacement.
+    /// the key for `lateness_ns`. `now_ns` is the time of the native clock. Fails only if the program has replaced
+    /// `loop.time()`, and the replacement raises.
     #[inline]
     pub(super) fn expire(
         &self,
@@ -206,10 +207,8 @@ impl Timers {
     /// there is any timer.
     #[inline]
     pub(super) fn may_be_due(&self, py: Python<'_>, clock: LoopClock<'_>, now_ns: u64) -> bool {
-        match self.heap.borrow().peek() {
-            Some((key, _)) => key <= now_ns ^ SIGN || !clock.is_native(py),
-            None => false,
-        }
+        let first = self.heap.borrow().peek().map(|(key, _)| key); // `is_native` may run Python code
+        first.is_some_and(|key| key <= now_ns ^ SIGN || !clock.is_native(py))
     }
 
     /// Whether a timer that is not cancelled is due. If the program has its own clock, any timer counts as due.
@@ -225,8 +224,8 @@ impl Timers {
 
     /// The time until the loop must wake up for a timer, in nanoseconds; None if there is no timer. `now_ns` is the
     /// time of the native clock. Unless a timer is due now, timers with slack wait for others that are due soon after
-    /// them, so that one wake-up serves all. With a program's own clock, slack is not used, and Err is an exception
-    /// from that clock.
+    /// them, so that one wake-up serves all. With a program's own clock, slack is not used. Fails only if that clock
+    /// raises.
     #[inline]
     pub(super) fn time_to_deadline_ns(
         &self,

@@ -132,7 +132,7 @@ fn sending_methods() -> Vec<ffi::PyMethodDef> {
             method,
             get_write_buffer_size,
             DatagramTransport.get_write_buffer_size,
-            "The number of bytes that the kernel has not taken yet."
+            "The number of bytes that the kernel has not taken yet; since 3.13 with 8 more per datagram."
         ),
         row!(
             method,

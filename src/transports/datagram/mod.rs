@@ -5,9 +5,9 @@
 //! - `senders`: the Python objects for the addresses of senders
 //! - `methods`: the Python methods and attributes
 //!
-//! The object is used on the loop's thread only, except for `close`, `abort` and `is_closing`. It owns the socket object,
-//! which owns the descriptor and is closed exactly once. All fields that change are cells or atomics, because a call
-//! into Python may re-enter any method.
+//! The object is used on the loop's thread only, except for `close`, `abort` and `is_closing`. It owns the socket
+//! object, which owns the descriptor and is closed exactly once. All fields that change are cells or atomics, because a
+//! call into Python may re-enter any method.
 
 mod lifecycle;
 mod methods;

@@ -75,7 +75,7 @@ pub(super) struct PipeBody<E> {
     registration: Registration,
     /// A descriptor of our own, if another transport already polls the pipe's descriptor.
     duplicate: Cell<Option<OwnedFd>>,
-    /// The pipe's descriptor, kept for `repr()`.
+    /// The pipe's descriptor, which `repr()` shows even after the close.
     fileno: RawFd,
     /// Set when `close()`, `write_eof()` or `abort()` was called, the stream has ended, or the pipe has failed.
     is_closing: AtomicBool,

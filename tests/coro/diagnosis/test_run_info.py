@@ -261,7 +261,7 @@ def test_tasks_and_coros_that_wait_for_each_other():
     grapeshot.run(main())
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="asyncio records which task awaits which only since 3.14")
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="before 3.14, no task knows who awaits it")
 def test_task_groups():
     async def main():
         event = asyncio.Event()

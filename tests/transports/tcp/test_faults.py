@@ -1,5 +1,5 @@
 """Protocols and factories that raise: the connection is closed, the error is reported, the loop continues, nothing
-leaks.
+leaks. An interrupt leaves the loop instead.
 """
 
 from __future__ import annotations

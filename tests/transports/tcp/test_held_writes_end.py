@@ -1,4 +1,4 @@
-"""Held writes are sent no matter what ends the step, the run or the process."""
+"""Held writes are sent, however the step, the run or the process ends."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def enumerate_threads() -> list[threading.Thread]:
     """Return all Thread objects that are alive.
 
     While a coro stands for the main thread, ``threading._active`` has the main thread twice: under the coro's id, and
-    under the real ident, which code of the loop sees. The result has it once.
+    under the real ident, because the loop's own code sees that one. The result has it once.
     """
     module: Any = threading
     with module._active_limbo_lock:
@@ -362,8 +362,8 @@ def _forget_dummy(coro: Any) -> None:
 def _ensure_thread_object() -> None:
     """Before a fork, make threading create a Thread object for the running coro, if it has none.
 
-    Without such an object, the code of threading that runs in the child mistakes the coro for the system's main thread.
-    It finds that the idents differ, and stops with an error before it has dropped the threads of the parent.
+    Without such an object, threading's code in the child mistakes the coro for the system's main thread. It then finds
+    that the coro's id is not that thread's ident, and fails before it has dropped the threads of the parent.
     """
     if _current_or_none() is not None:
         threading.current_thread()
@@ -537,9 +537,9 @@ def _replacements() -> dict[str, dict[str, Any]]:
 def patch() -> None:
     """Replace the names.
 
-    ``_active_limbo_lock`` and ``_shutdown_locks_lock`` of threading stay real locks. A coro cannot be suspended while
-    it holds one of them, so no thread waits for them for long. Also, the start of a real thread acquires
-    ``_active_limbo_lock``, and must not let other coros run.
+    ``_active_limbo_lock`` and ``_shutdown_locks_lock`` of threading stay real locks. A coro is hardly ever suspended
+    while it holds one of them (only a finalizer could do that), so no thread waits for them for long. Also, the start
+    of a real thread acquires ``_active_limbo_lock``, and must not let other coros run.
     """
     import concurrent.futures.process  # noqa: F401
 

@@ -1,8 +1,8 @@
 """The socket of a connection, for applications that switch to another protocol on it, such as WebSocket.
 
-If a request asks for an upgrade, its environ has an ``UpgradeSocket``, under the key that libraries expect. By using
-this socket, the application takes over the connection. After that, the server neither reads nor sends anything, and
-closes the connection when the application returns.
+If a request asks for an upgrade, its environ has an ``UpgradeSocket``, under the key that libraries expect. By most
+calls on this socket, the application takes over the connection. After that, the server neither reads nor sends
+anything, and closes the connection when the application returns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEY = "werkzeug.socket"
 class UpgradeSocket:
     """Behaves like the blocking socket of a server with threads.
 
-    Calls that only query the socket, such as ``getpeername``, do not take over the connection. Bytes that the client
+    Calls such as ``getpeername`` do not take over the connection. Bytes that the client
     has sent directly after its request are received first; ``select`` does not see them. Several coros or threads may
     call ``sendall`` (and ``send`` without a timeout) at the same time: the bytes of one call stay together.
     """
@@ -33,7 +33,7 @@ class UpgradeSocket:
         # None once the application has taken over the socket, or the request is over.
         self._connection = connection
         self._response = response
-        # None once the request is over and the application has not taken over the socket.
+        # None once the request is over, unless the application has taken over the socket.
         self._sock = sock
         self._sending = _core.thread_lock()
         self._io_refs = 0
@@ -51,7 +51,7 @@ class UpgradeSocket:
         return found
 
     def expire(self) -> None:
-        """Invalidate this socket if the application has not used it: the server goes on with the connection."""
+        """Invalidate this socket, unless the application has taken over the connection."""
         if self._connection is not None:
             self._connection = self._response = self._sock = None
 

@@ -57,7 +57,7 @@ def write_speedscope(profile: Profile, path: str | os.PathLike[str]) -> None:
 def write_pstats(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write a file for ``pstats.Stats(path)``. Times are CPU seconds. The format has no coros, tasks or threads.
 
-    Source: ``Lib/cProfile.py``, ``create_stats``.
+    Source: ``Lib/cProfile.py``, ``snapshot_stats``.
     """
     places: list[_Place] = [(file or "~", line, name) for name, file, line in profile.functions]
     callers: dict[_Place, dict[_Place, list[float]]] = {}
@@ -65,7 +65,8 @@ def write_pstats(profile: Profile, path: str | os.PathLike[str]) -> None:
         above = profile.path(parent)
         if above:
             entry = callers.setdefault(places[function], {}).setdefault(places[above[0]], [0, 0, 0.0, 0.0])
-            # The outermost call of a recursion, counted for each caller. Here, all calls come first.
+            # Whether these calls are the outermost ones of a recursion through this caller. In a caller's entry, the
+            # number of all calls precedes the number of primitive calls; in the function's own entry it follows.
             is_outer = (function, above[0]) not in itertools.pairwise(above)
             entry[0] += calls
             entry[1] += calls * is_outer

@@ -6,8 +6,8 @@ these keys:
 - ``python``, ``duration_ns``, ``events``, ``cost_ns`` (of one event), and ``threads`` (which threads were profiled);
 - ``functions``: name, file and line of each; the file is empty for a function written in C;
 - ``owners``: kind, name, page faults without and with I/O, voluntary and involuntary context switches of each;
-- ``nodes``: owner, parent, function, calls, own CPU time and own wall time in nanoseconds of each; the parent is the
-  index of an earlier node, or -1.
+- ``nodes``: owner, parent, function, calls, own CPU time and own wall time of each; times are in nanoseconds, and the
+  parent is the index of an earlier node, or -1.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ _OWNER_SUMS = tuple(name for name in _OWNER_COLUMNS if name != "wait")
 
 
 class FunctionRow:
-    """A function, in all owners or in some. Times are in nanoseconds; ``own_`` times exclude called functions."""
+    """The numbers of a function, summed over all owners or over some.
+
+    Times are in nanoseconds; ``own_`` times exclude called functions.
+    """
 
     __slots__ = ("calls", "cpu", "file", "line", "name", "own_cpu", "own_wall", "primitive_calls", "wall")
 
