@@ -36,7 +36,7 @@ FUZZ_ENV     := CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=target/
 RUST_MODELS  := core/models/Cargo.toml
 MODELS_ENV   := CARGO_TARGET_DIR=target/models
 # docs/speed.md does not have all rows of these comparisons, so each comparison has a table of its own.
-TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json rpc.json files.json lookups.json programs.json pgo.json)
+TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json coros-3.14t.json rpc.json files.json lookups.json programs.json pgo.json)
 # A newer Rust has new lints, and an older one lacks some. So warnings of clippy and rustdoc are errors only with the
 # version that builds the releases.
 PINNED_RUST  := $(shell cat .ci/rust-version)
