@@ -76,8 +76,8 @@ demo: $(VENV)/.build ## serve an aiohttp application, load it, compare with asyn
 
 # ---------------------------------------------------------------- check
 
-# The extension is built while the lint and the Rust tests run. That saves time, because its linker uses only one core.
-# The lint and the tests need not wait for the build, because they have build directories of their own.
+# The extension is built while the lint and the Rust tests run. That saves time, because the build's linker uses only
+# one core. The lint and the Rust tests use other build directories, so they need not wait for the build.
 test: $(VENV)/.dev $(VENV)/.build ## all checks: lint, Rust tests, Python tests, CPython's own tests
 	@$(MAKE) --no-print-directory build & building=$$!; \
 	  $(MAKE) --no-print-directory lint test-rust && wait $$building || { kill $$building 2>/dev/null; exit 1; }
@@ -159,7 +159,7 @@ callgrind: $(VENV)/.dev build ## count the instructions of an echo, call_soon an
 docs: $(VENV)/.dev build ## build the site in build/docs/html: pages, and the reference from docstrings; warnings are errors
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d build/docs/doctrees . build/docs/html
 
-wheel: ## build in dist/ the sdist and a wheel for each CPython that is found; audit and test them (ARGS=3.13: only one)
+wheel: ## build the sdist, and a wheel for each CPython that is found, in dist/; audit and test them (ARGS=3.13: only one)
 	.ci/wheel $(ARGS)
 
 pgo: venv ## build the extension in python/grapeshot, optimized with a profile of the benchmark's cases

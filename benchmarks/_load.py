@@ -212,7 +212,7 @@ class Server(Child):
         super().__init__([*under, *server_command(kind, loop, serving)], core, ready_within_s)
         # `address:port` or `unix:/path`.
         self.address: str = self.ready["address"]
-        # Some servers fork: then the process that serves reports its own id.
+        # If a server forks, the process that serves reports its own id.
         self.pid = self.ready.get("pid", self.pid)
         if loop == RAW:
             check_openssl(self.ready["openssl"])

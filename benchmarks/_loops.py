@@ -41,7 +41,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 def loop_factory(name: str) -> LoopFactory:
     """Return the factory of the loop with this name. `module:attribute` names a factory that is not listed here, and
-    `aiofastnet+loop` a loop with aiofastnet's transports.
+    `aiofastnet+loop` means that loop with aiofastnet's transports.
 
     Raises ImportError when the module is not installed.
     """

@@ -40,7 +40,7 @@ from benchmarks._machine import ROOT, child_environment, describe
 ECHO_SIZE = 960
 BOUNDS = Path(__file__).with_name("instructions.toml")
 READY_WITHIN_S = 300.0
-# How often a case is counted, with different version tags of types each time, before it fails its bound.
+# A case fails if its count exceeds the bound this many times, each time with other version tags of types.
 ATTEMPTS = 10
 
 

@@ -1,8 +1,8 @@
 """Load a server with connections that come and go: `python -m benchmarks.churn --minutes 10` (Linux).
 
 Each round takes a few seconds: connections are made, exchange messages and end (some by a reset, some without waiting
-for the reply), while other connections stay open and send all the time. After a round all connections are closed, and
-the server must have as many descriptors as before. RSS is read after each round; between the first rounds after the
+for the last reply), while other connections stay open and send all the time. After a round all connections are closed,
+and the server must have as many descriptors as before. RSS is read after each round; between the first rounds after the
 warm-up and the last rounds it may grow by at most `--allow-growth-kib`. The load checks every byte. Exits with 1 if
 RSS grew by more, if the number of descriptors changed, or if a reply was wrong.
 """
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--loop", default="grapeshot", help="grapeshot, uvloop, asyncio or module:factory")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (10)")
     parser.add_argument(
-        "--max-connections", type=int, default=30_000_000, help="no new round after this many in all (30,000,000)"
+        "--max-connections", type=int, default=30_000_000, help="end after this many connections (30,000,000)"
     )
     parser.add_argument("--connections", type=int, default=200, help="how many at a time (200)")
     parser.add_argument("--round-seconds", type=float, default=5.0, help="length of a round (5)")

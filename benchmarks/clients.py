@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from benchmarks._loops import loop_factory, print_outcome
 from benchmarks.applications import HELLO
 
-# How many operations run at a time: requests of aiohttp, or connections to a database, each with one operation.
+# How many operations run at a time. Each of them has a connection of its own.
 AT_A_TIME = {"aiohttp": 50, "redis": 10, "asyncpg": 10}
 STALL_S = 30.0
 # Does one operation and checks the answer. The argument is the number of the worker, from 0 on.

@@ -49,7 +49,8 @@ class Suite:
     # Returns the usable names, and the reason why each of the others is not usable.
     available: Callable[[Iterable[str]], tuple[list[str], dict[str, str]]]
     packages: tuple[str, ...]
-    # `settings`, and `quick` for --quick, are dataclasses. Their field `seconds` is the measured time of one run.
+    # Dataclasses: `settings`, and `quick` for --quick. Their field `seconds` is the measured time of one run, except in
+    # cases that use another field.
     settings: Any
     quick: Any
     committed: Path
@@ -241,7 +242,7 @@ def parse(suites: Sequence[Suite], description: str | None, arguments: Sequence[
     loops = list(dict.fromkeys(loop for suite in suites for loop in suite.loops))
     parser.add_argument("--loops", nargs="+", help=f"default: {' '.join(loops)}")
     parser.add_argument("--runs", type=int, help=f"alternated runs per case ({RUNS}; {QUICK_RUNS} with --quick)")
-    parser.add_argument("--seconds", type=float, help="measured time of one run")
+    parser.add_argument("--seconds", type=float, help="measured time of one run, unless the case sets its own")
     parser.add_argument("--spin", action="store_true", help="let the load generator poll without sleeping")
     files = ", ".join(suite.committed.name for suite in suites)
     where = UNCOMMITTED.relative_to(ROOT)

@@ -1,4 +1,4 @@
-"""Measure, in CPU time of whole processes, what it costs to import a loop, make it, run one iteration and close it.
+"""Measure the CPU time of a process that imports a loop, makes it, runs one iteration and closes it.
 
 Two kinds of process alternate: one only imports asyncio, the other also uses the loop. "beyond" is the difference
 between the two, pair by pair. "whole" includes the interpreter's own start, which no loop can change.

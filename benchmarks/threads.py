@@ -4,12 +4,13 @@
   one port (SO_REUSEPORT), so about half of the clients are served by the other loop. With `--apart` each loop has a
   port of its own, and its clients connect to that port. Prints `{"wall_us": per echo of both loops, "speedup": over one
   loop, ...}`.
-- `items`: one loop passes items to the other, through a queue of 100 places. Prints `{"wall_us": per item, ...}`.
+- `items`: one loop passes items to the other through a queue. Prints `{"wall_us": per item, ...}`.
 - `answers`: the same, but each item is answered before the next one is sent.
 
-On grapeshot, `items` and `answers` use `grapeshot.threads.Queue`, from tasks or, with `--style coros`, from coros. On
-other loops they use an `asyncio.Queue` in each loop, into which the other loop puts items with `call_soon_threadsafe`.
-That queue has no limit, because a loop cannot wait for a place in the queue of another loop.
+On grapeshot, `items` and `answers` use a `grapeshot.threads.Queue` of 100 places, from tasks or, with `--style coros`,
+from coros. On other loops they use an `asyncio.Queue` in each loop, into which the other loop puts items with
+`call_soon_threadsafe`. An `asyncio.Queue` has no limit here, because a loop cannot wait for a place in the queue of
+another loop.
 
 Threads run side by side only without the GIL, so `echo` needs an interpreter without it. A loop that lacks a feature
 prints `{"unsupported": why}`.

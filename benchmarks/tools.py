@@ -48,7 +48,7 @@ def parse_h2load(output: str) -> Sample:
     """Parse h2load's output, which has no percentiles in this mode. Raises MeasurementError if requests failed."""
     seconds = in_us(_search(r"finished in (\S+),", output, "h2load")[1]) / 1e6
     succeeded, failed = _search(r"(\d+) succeeded, (\d+) failed", output, "h2load").groups()
-    # h2load counts requests that were under way at the end as failed, too: at most one for each connection.
+    # h2load's number of failed requests includes those that were under way at the end, at most one per connection.
     if int(failed) > CONNECTIONS:
         raise MeasurementError(f"h2load: {failed} requests failed")
     return {"requests": int(succeeded), "seconds": seconds}
@@ -102,7 +102,7 @@ def cpu_s(pid: int) -> float:
 
 
 def sample(name: str, kind: str, loop: str, seconds: float) -> Sample:
-    """Load one fresh server with the tool. The tool's warm-up is included in the numbers."""
+    """Load one fresh server with the tool. There is no warm-up, so the numbers include the first requests."""
     tool = TOOLS[name]
     whole_s = max(1, round(seconds))
     with Server(kind, loop) as server:

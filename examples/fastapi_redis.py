@@ -42,7 +42,7 @@ def make_app(client: redis.Redis) -> fastapi.FastAPI:
 
 
 async def serve(host: str, port: int, redis_url: str) -> None:
-    # Without a limit of its own: `receive` gives blpop one.
+    # No timeout for sockets, because a BLPOP may wait for long. `receive` passes a timeout to each BLPOP.
     client = redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=None)
     listener = socket.create_server((host, port))
     name, bound = listener.getsockname()[:2]

@@ -63,7 +63,7 @@ class PatchedCoros(Coros):
 
 
 class Gevent:
-    """gevent's own sockets, which are the same class that its monkey patching installs."""
+    """gevent's own socket class, which is also the class that gevent's monkey patching installs."""
 
     def __init__(self) -> None:
         import gevent

@@ -31,7 +31,7 @@ KINDS = {"idle": idle, "asleep": asleep}
 
 
 def measure(style: Style, kind: Callable[[Style], Callable[[], object]], count: int) -> NoReturn:
-    """Measure KiB per thread of `count` threads that are suspended three calls deep; print the sample, end the process.
+    """Suspend `count` threads three calls deep, print how many KiB each thread needs, and end the process.
 
     The process exits at once, because the suspended threads never return.
     """

@@ -1,8 +1,8 @@
 """Measure a style of cooperative threading, in this process: `python -m benchmarks.coros.programs KIND --style STYLE`.
 
 A kind does rounds of a fixed number of operations. After a warm-up, it repeats rounds until it has spent enough CPU
-time. (A kind that sleeps does one or two rounds, without a warm-up.) The result is the median of the rounds. Except in
-`spawn`, the start of the round's threads is not measured.
+time. (A kind that sleeps does one or two rounds, without a warm-up.) The result is the median of the rounds. The start
+of the round's threads is measured only in `spawn` and in the kinds about two hubs.
 
 Prints `{"cpu_ns": per operation, "rounds": ...}`. If sleeps have ended too early, their number is added as `early`, and
 the number of all sleeps as `sleeps`. Kinds about two hubs add `wall_ns`. Kinds about memory print

@@ -46,7 +46,7 @@ def _unshare() -> list[str]:
 
 
 def why_impossible() -> str | None:
-    """Return why there can be no such server here, or None."""
+    """Return why the server cannot run here, or None if it can."""
     if sys.platform != "linux" or shutil.which("unshare") is None or shutil.which("mount") is None:
         return "it needs Linux, and the programs unshare and mount"
     if program() is None:
@@ -133,7 +133,8 @@ def count_queries() -> int:
         sock.connect(ADDRESS)
         sock.send(query)
         reply = sock.recv(512)
-    # The answer follows the repeated query: name, type, class, time to live, length, and a text with its length.
+    # The reply repeats the query. Then comes the answer: name, type, class, time to live, length of the data, length of
+    # the text, text.
     answer = reply[len(query) :]
     if len(answer) < 14 or not answer[13:].isdigit():
         raise MeasurementError(f"the DNS server says {reply!r}")

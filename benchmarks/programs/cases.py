@@ -65,7 +65,7 @@ def _eventlet() -> Case:
 
 @contextmanager
 def _database(kind: str) -> Iterator[dict[str, object]]:
-    """Start the server that the application waits for. Yield the option that tells the application its address."""
+    """Start the database of the application. Yield the option that tells the application where the database is."""
     if kind == "fastapi":
         if not daemons.is_there("redis"):
             raise UnsupportedError("redis-server is not installed")
@@ -84,7 +84,7 @@ def _load_of(kind: str, settings: Settings) -> dict[str, object]:
 
 
 def _blocking(kind: str, title: str, peer: str, references: tuple[str, ...] = ()) -> tuple[Case, Case]:
-    """Return two cases for requests to a blocking function: CPU and wall time, and memory."""
+    """Return two cases for requests to a blocking function: one for CPU and wall time, and one for memory."""
 
     def measure(style: str, settings: Settings) -> Sample:
         with _database(kind) as serving:

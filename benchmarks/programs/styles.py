@@ -1,4 +1,4 @@
-"""The ways to run these programs. Each name is a column of the table."""
+"""The ways to run the programs of this folder. Each way has its own column in the tables of results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVENTLET_HUBS = {OURS: "asyncio", EPOLL_HUB: "epolls", ASYNCIO_HUB: "asyncio", U
 THREADS, MANY_THREADS = "40 threads", "1,000 threads"
 # Django on uvloop
 REQUEST_THREADS = "a thread per request"
-# Celery's own pools. POOLS also has ours, and maps each to a value of Celery's option --pool
+# Celery's own pools. POOLS also contains grapeshot's pool. It maps each pool to a value of Celery's option --pool.
 GEVENT_POOL, THREAD_POOL = "pool gevent", "pool threads"
 POOLS = {OURS: "custom", GEVENT_POOL: "gevent", THREAD_POOL: "threads"}
 

@@ -158,7 +158,7 @@ class Rpyc:
                 return payload
 
         server = ThreadedServer(Service, hostname=HOST, port=0)
-        server._listen()  # start() would also call this, but start() does not return
+        server._listen()  # clients connect once they know the port, so listen now, before start()
         ready(server.port)
         server.start()
 
@@ -182,7 +182,7 @@ class Rpyc:
 
 
 class RpycThreads(Rpyc):
-    """rpyc with a thread for each caller, and one that receives. Each caller makes one call after the other."""
+    """rpyc with a thread for each caller, and one that receives. Each caller makes one call after another."""
 
     def drive(self, port: int, callers: int, payload: bytes, measure: Callable[[Round], None]) -> None:
         import rpyc
@@ -227,7 +227,7 @@ _NEEDS = {
 
 
 def why_missing(name: str) -> str | None:
-    """Return why this peer cannot take part here, or None. The attempt runs in a new process."""
+    """Return why this peer cannot take part here, or None. A new process tries to import what the peer needs."""
     return _loops.why_it_fails(f"import {_NEEDS[name]}")
 
 

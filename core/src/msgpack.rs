@@ -101,7 +101,7 @@ enum Key {
     Other,
 }
 
-/// The keys seen so far of a map that has more than `MIN_PROBED` keys.
+/// A map with more than `MIN_PROBED` keys, and what the scan has found out about its keys so far.
 struct ProbedMap {
     /// The index of the map's frame.
     depth: usize,

@@ -640,7 +640,7 @@ class StreamTransport(asyncio.Transport):
         """Return the number of bytes that are not sent yet."""
 
     def write(self, data: ReadableBuffer) -> None:
-        """Send ``data`` after all earlier data. If some of it has to wait, anything but ``bytes`` is copied.
+        """Send ``data`` after all earlier data. If some of it has to wait, it is copied, unless it is ``bytes``.
 
         Raises:
             TypeError: ``data`` is not bytes-like.
@@ -665,7 +665,7 @@ class StreamTransport(asyncio.Transport):
     def _force_close(self, exc: BaseException | None) -> None:
         """Like :meth:`abort`, but pass the given exception to ``connection_lost``. Called by a TLS transport above."""
 
-    # Attributes of asyncio's own transports that programs read.
+    # asyncio's own transports have these attributes, and programs read them.
     @property
     def _paused(self) -> bool: ...
 
@@ -869,7 +869,7 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
     def _on_timeout(self) -> None: ...
     def _force_close(self, exc: BaseException | None) -> None: ...
 
-    # Attributes of asyncio's own TLS transport that programs read.
+    # asyncio's own TLS transport has these attributes, and programs read them.
     @property
     def _ssl_protocol(self) -> SSLTransport: ...
     @property
@@ -1021,7 +1021,7 @@ class _AioQueue:
     def has_ring(self) -> bool:
         """Whether io_uring makes the calls."""
     def stop(self, limit: float, /) -> list[int]:
-        """Cancel all calls and wait until they end, at most ``limit`` seconds. Return the tickets of the others."""
+        """Cancel all calls and wait up to ``limit`` seconds for them to end. Return the tickets of those still open."""
 
 @disjoint_base
 class _StreamReader:
@@ -1166,7 +1166,7 @@ _HUB_EVENTS: object
 def _exchange_running_loops(event: str, greenlets: tuple[Any, Any]) -> None:
     """Exchange the running loops and current tasks of two greenlets, the one that ran and the one that runs next.
 
-    greenlet calls this function at each switch, once the function was passed to :func:`greenlet.settrace`.
+    This function is passed to :func:`greenlet.settrace`. From then on, greenlet calls it at each switch.
     """
 
 def _set_stream_types(
@@ -1251,9 +1251,9 @@ def _decode_msgpack(decode: Callable[[bytes], Any], packet: bytes) -> Any:
     ``decode`` must be a msgpack decoder that runs no Python code.
 
     Raises:
-        ValueError: the packet exceeds a limit, and ``decode`` was not called. The limits are for lists as map keys
-            (3,000 in total, counted together with their contents), for the number and the collisions of numbers and
-            dates as map keys, and for nesting.
+        ValueError: the packet exceeds a limit, and ``decode`` was not called. There are limits for lists as map keys
+            (3,000 in total, counted together with their contents), for numbers and dates as map keys (how many there
+            are, and how often they collide), and for the depth of nesting.
     """
 
 def _bind_methods(kind: type[Loop]) -> None:
@@ -1898,7 +1898,7 @@ def _coro_write_now(fd: int, data: ReadableBuffer, /) -> int | None:
     """Write to a descriptor without blocking, even if it is in blocking mode. None if the system cannot do that."""
 
 def _coro_report_error_of_thread(exception: BaseException, function: object, /) -> None:
-    """Pass an exception that no caller can handle to ``sys.unraisablehook``."""
+    """Call ``sys.unraisablehook`` with an exception that no caller can handle."""
 
 def _coro_yield_slice() -> None:
     """Let everything that is ready run. YieldFromMain outside of a coro."""

@@ -26,8 +26,9 @@ pub(crate) struct Life {
     stream: TcpStream,
     ordinal: u64,
     position: Position,
-    /// The number of messages that were sent completely, and how many bytes of the next one were sent.
+    /// The number of messages that were sent completely.
     sent: u32,
+    /// The number of bytes of the next message that were sent.
     offset: usize,
     answered: u32,
 }
@@ -150,7 +151,7 @@ impl Lives for Churn {
         }
     }
 
-    /// Prepares the end of a finished life, whose number decides whether the connection ends by a close or by a reset.
+    /// Makes every n-th connection (`reset_every`) end with a reset instead of a close.
     fn end(&mut self, life: &mut Life) -> io::Result<()> {
         if is_nth(life.ordinal, self.shape.reset_every) {
             sockets::reset_on_close(&life.stream)?;

@@ -1,7 +1,7 @@
 //! CPU time of a process, in seconds with ns resolution, read exactly at the edges of the measured window.
 //!
-//! Source: `clock_getcpuclockid(3)`. /proc/<pid>/stat would round to 10 ms. Only Linux can read the clock of another
-//! process this way; elsewhere the result is `None`.
+//! Source: `clock_getcpuclockid(3)`. /proc/<pid>/stat would round to 10 ms. The clock of another process is read only
+//! on Linux; elsewhere `process_s` returns `None`.
 
 #[cfg(target_os = "linux")]
 pub(crate) fn process_s(pid: u32) -> Option<f64> {

@@ -131,8 +131,8 @@ struct EchoArgs {
     /// Compare the content of every n-th reply (1: of all)
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     verify_every: u64,
-    /// Let one in --every messages of a connection begin with this byte; the latency of these messages does not count
-    /// (only for `echo`, with a --size below 16)
+    /// Let one in n messages of a connection begin with this byte (n: --every); the latency of these messages does not
+    /// count (only for `echo`, with a --size below 16)
     #[arg(long, requires = "every")]
     other_byte: Option<u8>,
     /// Use --other-byte once in this many messages
@@ -160,8 +160,8 @@ struct HttpArgs {
     /// Length that every body must have
     #[arg(long)]
     expect_length: Option<usize>,
-    /// Another path for one in --every requests of a connection; its reply is checked in the same way, but its latency
-    /// does not count
+    /// Another path for one in n requests of a connection (n: --every); the replies to these requests are checked in
+    /// the same way, but their latency does not count
     #[arg(long, requires = "every")]
     other_path: Option<String>,
     /// Ask for the other path once in this many requests

@@ -210,7 +210,7 @@ impl Meter {
         self.first_error.get_or_insert_with(|| error.to_string());
     }
 
-    /// Whether all of a fixed number of requests have been issued.
+    /// Whether the number of requests is fixed and all of them have been issued.
     pub(crate) fn is_spent(&self) -> bool {
         self.budget == Some(0)
     }

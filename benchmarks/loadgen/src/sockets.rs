@@ -71,7 +71,8 @@ pub(crate) fn reset_on_close(stream: &mio::net::TcpStream) -> io::Result<()> {
     socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO))
 }
 
-/// Raises the soft limit of open descriptors to the hard one. If that is not enough, a connect fails with EMFILE.
+/// Raises the soft limit of open descriptors to the hard one. If that is not enough, opening a socket fails with
+/// EMFILE.
 pub(crate) fn raise_descriptor_limit() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,

@@ -16,6 +16,8 @@ use crate::sockets;
 use crate::tls::{Context, Scratch, TlsStream};
 
 pub(crate) const BUFFER_LEN: usize = 256 * 1024;
+/// The longest plaintext of a TLS record (RFC 8446, 5.1).
+pub(crate) const RECORD_LEN: usize = 16 * 1024;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 
 /// A nonblocking stream under an edge-triggered poller.
@@ -86,7 +88,8 @@ impl TlsClient {
     pub(crate) fn new(coalesces: bool) -> anyhow::Result<Self> {
         Ok(Self {
             context: Context::client()?,
-            scratch: Rc::new(RefCell::new(vec![0; BUFFER_LEN])),
+            // The buffers of BUFFER_LEN for plaintext must be longer by one record (`Session::open`).
+            scratch: Rc::new(RefCell::new(vec![0; BUFFER_LEN - RECORD_LEN])),
             coalesces,
         })
     }

@@ -8,7 +8,7 @@ mod spin_lock;
 /// Read by `spin_lock.rs`. With a GIL, there would be nothing to check.
 const HAS_GIL: bool = false;
 
-/// `SpinLock`, which is private to its crate.
+/// A public wrapper of `SpinLock`, which is `pub(crate)`.
 pub struct Exclusive(spin_lock::SpinLock);
 
 impl Exclusive {

@@ -1,5 +1,6 @@
 //! A copy of the protocol of `src/coro/threads/shared_queue.rs`: promised items, reserved places, and waiters that are
-//! woken outside of the critical section. The functions have the names that they have there.
+//! woken outside of the critical section. If a function has another name than the function that it mirrors, its comment
+//! gives the original name.
 //!
 //! [`SharedQueue::get`] and [`SharedQueue::put`] mirror `aget` and `aput` of `python/grapeshot/threads.py`, which enter
 //! the critical section several times. (`get` and `put` of coros and threads do the same inside of one critical

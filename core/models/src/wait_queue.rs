@@ -134,7 +134,7 @@ impl Coro {
         self.is_queued.store(false, Ordering::Release);
     }
 
-    /// Called by the coro's own thread: its timeout has expired, or it was interrupted.
+    /// Called by the coro's own thread when the coro's timeout has expired or the coro was interrupted.
     pub fn make_ready(self: &Arc<Self>, queue: &WaitQueue) {
         if self.exclusive(queue, || self.claim(queue)) {
             self.entries.fetch_add(1, Ordering::Release); // `queue`

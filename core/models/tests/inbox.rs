@@ -133,7 +133,7 @@ fn the_loop_is_woken_for_every_item_of_several_threads() {
     });
 }
 
-/// Counts how often it was dropped, with a counter that does not order the threads.
+/// An item that increases a counter when it is dropped. The counter does not order the threads.
 struct Counted(std::sync::Arc<Count>);
 
 impl Drop for Counted {

@@ -3,7 +3,7 @@
 //! ```text
 //!   0 1 2 ... 7 | 8 9 ... 15 | 16 18 ... 30 | 32 36 ... 60 | ...     lower bounds: 8 buckets for each power of two
 //! ```
-//! So a bucket is at most an eighth as wide as its smallest value, except that the first 8 buckets have a width of 1.
+//! The first 8 buckets have a width of 1. The width of every other bucket is at most an eighth of its lower bound.
 //! One thread adds values, and any thread may read them.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -13,9 +13,9 @@
 //!       true, wake the loop
 //! ```
 //!
-//! No item is lost: all `SeqCst` fences are in a single order, so one of the two comes first. If the producer's fence
-//! comes first, L2 sees the item of P1. If the loop's fence comes first, P2 sees the flag of L1. Without the fences,
-//! each side could read before the other's write arrives, and the loop would sleep although the queue has an item.
+//! No item is lost, because all `SeqCst` fences are in a single order. If the producer's fence comes first, L2 sees the
+//! item of P1. If the loop's fence comes first, P2 sees the flag of L1. Without the fences, each side could read before
+//! the other's write arrives, and the loop would sleep although the queue has an item.
 //!
 //! Only the loop's thread may pop and sleep. Any thread may push. The inbox only decides which producer must wake the
 //! loop; the producer decides how to wake it.

@@ -1,8 +1,9 @@
 //! The queue of callbacks that are ready to run: first in, first out.
 //!
 //! It is a ring whose push and pop take a few instructions. Its capacity is a power of two. Its two positions only
-//! increase, until they wrap around at the end of the integer's range, or until a new capacity sets them back. They are
-//! reduced to an index only when an element is accessed, so an empty ring and a full one differ:
+//! increase, until they wrap around at the end of the integer's range, or until a new capacity sets them back. A
+//! position is reduced to an index only when an element is accessed. So the positions tell an empty ring from a full
+//! one:
 //!
 //! ```text
 //!   position   head            tail                  head == tail               empty
@@ -136,9 +137,9 @@ impl<T> ReadyQueue<T> {
     /// Called when a large ring becomes empty. Gives memory back some time after the end of a burst.
     #[cold]
     fn note_drained(&mut self) {
-        // How many elements were pushed since the ring was last empty. If the ring has grown since: how many it had
-        // when it last grew, plus how many were pushed later. In both cases this is at least the largest number of
-        // elements that the ring has had since it was last empty.
+        // `used` is how many elements were pushed since the ring was last empty. If the ring has grown since then,
+        // `used` is how many elements the ring had when it last grew, plus how many were pushed after that. In both
+        // cases, `used` is at least the largest number of elements that the ring has had since it was last empty.
         let used = self.tail.wrapping_sub(self.drained_at);
         self.drained_at = self.tail;
         if used >= self.ring.len() / 4 {

@@ -148,8 +148,8 @@ impl<T> TimerHeap<T> {
     /// The earliest deadline of a timer in the array that has no slack or was not examined, or `wake_ns` if that is
     /// earlier.
     fn wake_when_of_heap(&self, mut wake_ns: u64, has_slack: impl Fn(&T) -> bool) -> u64 {
-        // The entries with deadlines before `wake_ns` are a connected part of the tree that includes the root. They
-        // are examined level by level.
+        // Only entries with deadlines before `wake_ns` matter. No parent is later than its children, so the search goes
+        // from the root down, level by level, and does not look below entries with later deadlines.
         let mut indices = [0_usize; 1 + 2 * MAX_EXAMINED];
         let mut len = 1;
         let mut examined = 0;
@@ -345,7 +345,8 @@ impl<'a, T> Hole<'a, T> {
     /// `index` is in range. The caller calls `rise` or `sink` at once.
     #[inline]
     unsafe fn new(entries: &'a mut [Entry<T>], index: usize) -> (Self, Entry<T>) {
-        // SAFETY: in range. The place is overwritten without a drop, so the entry exists once.
+        // SAFETY: the index is in range (contract). `rise` or `sink` overwrites the place without dropping what was
+        // there, so the entry is dropped only once.
         let entry = unsafe { ptr::read(&raw const entries[index]) };
         (Self { entries, index }, entry)
     }

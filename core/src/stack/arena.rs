@@ -73,8 +73,8 @@ const RESERVED_LEN: usize = 32 * MIB;
 /// Why a stack could not be allocated.
 #[derive(Debug)]
 pub enum StackError {
-    /// The process is near the kernel's limit of mappings. `None` if the mappings were not counted this time, because
-    /// too few were left when they were last counted, a moment ago.
+    /// The process is near the kernel's limit of mappings. `None` if the mappings were not counted for this request,
+    /// because a count a moment ago found too few left.
     Mappings(Option<MappingUsage>),
     /// The system refused memory or addresses.
     Memory(io::Error),
@@ -103,7 +103,7 @@ pub struct Arenas {
     inner: Rc<Inner>,
 }
 
-/// The state that stacks in use also refer to. It lives until the `Arenas` is dropped and all stacks are given back.
+/// The state that an `Arenas` shares with its leases. It lives until the `Arenas` and all leases are dropped.
 struct Inner {
     stack_len: usize,
     /// The distance from one stack to the next.
@@ -263,7 +263,7 @@ impl Drop for Lease {
 }
 
 impl Inner {
-    /// Opens the next group of stacks, in a new arena if all stacks of the others are open.
+    /// Opens the next group of stacks. Makes a new arena for them if all stacks of the existing arenas are open.
     #[cold]
     fn grow(&self, state: &mut State) -> Result<(), StackError> {
         let has_unopened = |arena: &Arena| arena.opened < arena.capacity;

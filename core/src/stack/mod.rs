@@ -13,8 +13,8 @@
 //! ```
 //!
 //! A coro belongs to the same slot for its whole life, so that pointers into its stack are valid whenever it runs.
-//! While it is suspended, its bytes stay in the slot until another coro needs the slot. Then the stack is *evicted*:
-//! its bytes are copied to a `Saved`.
+//! While the coro is suspended, its stack stays in the slot until another coro needs the slot. Then the stack is
+//! *evicted*: its used part is copied to a `Saved`.
 //!
 //! | module | contents |
 //! |---|---|
@@ -97,7 +97,8 @@ impl StackSlot {
     #[inline]
     pub unsafe fn evict(&self, sp: usize, saved: &Saved) {
         debug_assert!(self.contains(sp) && saved.len_bytes == self.top() - sp);
-        // SAFETY: `sp..top` is mapped and not running (contract); the buffer has that length and does not overlap it.
+        // SAFETY: `sp..top` is mapped, and its stack is suspended (contract). The buffer has the length of this range
+        // and does not overlap it.
         unsafe { ptr::copy_nonoverlapping(sp as *const u8, saved.data, saved.len_bytes) };
         let count = self.evictions.get() + 1;
         self.evictions.set(count);

@@ -31,8 +31,8 @@ pub type Describe = unsafe fn(owner: *const c_void, message: &mut FaultMessage);
 /// The length of an alternate stack. It is enough for faulthandler's report, which runs on the same stack.
 const ALTERNATE_LEN: usize = 64 * 1024;
 
-/// How far above the end of the stack the stack pointer may be when an access hits the guard: code may use this many
-/// bytes below the stack pointer.
+/// Code may use this many bytes below the stack pointer. So when an access hits the guard, the stack pointer may still
+/// be up to this far above the guard.
 const RED_ZONE_LEN: usize = 128;
 
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
@@ -234,7 +234,7 @@ fn install() {
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes valid pointers to both structures, and entries are never freed.
     unsafe {
-        // The code of a fault is positive. The code of a signal that was sent by a process (kill, raise) is not.
+        // `si_code` is positive for a fault, but not for a signal that a process has sent (kill, raise).
         let is_sent = (*info).si_code <= 0;
         let context_of = &mut *context.cast::<libc::ucontext_t>();
         if is_sent && interrupts_handler(context_of) {

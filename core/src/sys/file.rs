@@ -1,4 +1,4 @@
-//! Files: their length and position, sending them on a socket within the kernel, checking or removing a path, and the
+//! Files: their length and position, sending them to a socket with `sendfile`, checking or removing a path, and the
 //! lowest free descriptor number.
 //!
 //! The functions that take a path are for the files of Unix sockets. All calls may block on a disk, but not on a

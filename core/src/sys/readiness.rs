@@ -58,8 +58,8 @@ pub fn wait_ready(fd: RawFd, is_write: bool, deadline_ns: Option<u64>) -> io::Re
     }
 }
 
-/// Whether one of these descriptors is ready for an operation (read or write) that is in its interest. The call does
-/// not wait. A closed descriptor is not ready. If the system call fails, the result is true.
+/// Whether one of these descriptors is ready for a direction (reading or writing) that its [`Interest`] contains. The
+/// call does not wait. A closed descriptor is not ready. If the system call fails, the result is true.
 pub fn is_any_ready(watched: impl Iterator<Item = (RawFd, Interest)>) -> bool {
     let mut entries: Vec<libc::pollfd> = watched
         .filter(|(_, interest)| interest.has_read() || interest.has_write())

@@ -1,9 +1,9 @@
 """Makes calls on files without blocking the loop: with io_uring or, on systems without it, in native threads.
 
-A read or an open that need not wait for a disk is made at once, in the loop's thread. This is possible because a flag
-(``RWF_NOWAIT``, ``RESOLVE_CACHED``) makes the kernel refuse the call if it needs data that is not in memory. All other
-calls are made by an :class:`AioQueue` (native part: ``src/aio.rs``), of which each loop has one. A future gets the
-outcome of each call.
+If a file can be read or opened without waiting for a disk, the call is made at once, in the loop's thread. This is
+possible because a flag (``RWF_NOWAIT``, ``RESOLVE_CACHED``) makes the kernel refuse the call if it needs data that is
+not in memory. All other calls are made by an :class:`AioQueue` (native part: ``src/aio.rs``), of which each loop has
+one. A future gets the outcome of each call.
 
 Tasks use this through :mod:`grapeshot.files`, coros through ``coro.aio_read``, ``coro.aio_write`` and
 ``coro.file_sock``.
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 OWN_POSITION = -1
 # The largest read that is tried at once: copying more would hold up the loop.
 _MAX_AT_ONCE = 1024 * 1024
-# The most bytes that one sendfile call sends. A part of the file that is not in memory is read first (`Prefetch`).
+# The most bytes that one call of the system's sendfile() sends. A part of the file that is not in memory is read first
+# (`Prefetch`).
 PART_LEN = 1024 * 1024
 # After a loop's tasks have read _TURN bytes without waiting, the task that read last lets others run. Each read counts
 # as at least _MIN_COST bytes.
@@ -158,7 +159,10 @@ class Prefetch:
         self._end = 0  # the end of the part that was checked last
 
     def limited(self, offset: int, length: int) -> int:
-        """Return ``length``. If ``offset`` is in the part that was checked last, limit it to the rest of that part."""
+        """Return ``length``, or less if ``offset`` is in the part that was checked last.
+
+        In that case, return at most the length of the rest of that part.
+        """
         return min(length, self._end - offset) if offset < self._end else length
 
     def is_needed(self, offset: int, length: int) -> bool:

@@ -61,7 +61,7 @@ def _own(function: Any, module: types.ModuleType) -> Any:
     return function if is_own(function, module) else object()
 
 
-# CPython's own functions. Native threads look up names in their place.
+# CPython's own functions. Native threads do the lookups instead of these functions.
 _NATIVE = {name: _own(_NATIVE_SOCKET.get(name), _socket) for name in ("getaddrinfo", "getnameinfo")}
 _ORIGINAL = {"getaddrinfo": _own(socket.getaddrinfo, socket), "getnameinfo": _NATIVE["getnameinfo"]}
 # The functions that grapeshot.coro.patch() puts into the socket module. They ask the native threads, too.
@@ -137,7 +137,7 @@ class Resolver(Answers):
     _kind = _core._Resolver
 
     def ask(self, question: Question) -> asyncio.Future[Any]:
-        """Return a future of the answer. Cancelling it ends the wait; a lookup that has begun goes on."""
+        """Return a future of the answer. Cancelling the future ends the wait, but a lookup that has begun goes on."""
         name, args = question
         return self._future_of(getattr(self._open(), name)(*args, self._loop._dns_cache_s))
 
@@ -213,8 +213,8 @@ def is_original(name: str) -> bool:
 def question_of_addresses(host: Any, port: Any, family: int, type_: int, proto: int, flags: int) -> Question | None:
     """Return the question, or AT_ONCE if ``socket.getaddrinfo`` may be called in this thread.
 
-    Return None if ``socket.getaddrinfo`` must be called in a thread, because a program has replaced it, or because the
-    native threads do not accept the arguments.
+    Return None if ``socket.getaddrinfo`` must be called in another thread, because a program has replaced the function,
+    or because the native threads do not accept the arguments.
 
     Raises:
         UnicodeError: the host is not a valid internationalised domain name.

@@ -201,7 +201,7 @@ class Server(asyncio.Server):
         self._wakeup()
 
     def _accepting(self, transport: _core.StreamTransport, is_waiting: bool) -> asyncio.Future[None] | None:
-        """Make a task for the accepted connection ``transport``, like the one in which asyncio accepts it.
+        """Make a task for the accepted connection ``transport``, because asyncio makes one for each connection.
 
         The native loop calls this only for a connection without TLS, and only if something was scheduled while the
         connection was accepted. With ``is_waiting``, the task lasts until the returned future is done; otherwise the

@@ -75,7 +75,7 @@ def make_transport(
 ) -> _core.SSLTransport:
     """Return a TLS transport for ``protocol``.
 
-    The caller makes the TLS transport the protocol of another transport, which carries the encrypted data. If the
+    The caller sets the TLS transport as the protocol of another transport, which carries the encrypted data. If the
     connection is already open, ``below`` is that other transport. In that case, ``connection_made`` of ``protocol`` was
     called before, and the protocol's methods are called in the context of the connection.
     """
@@ -190,7 +190,7 @@ async def start_tls(
 ) -> asyncio.Transport | None:
     """Encrypt a connection that is already open; return the transport that ``protocol`` must use from now on.
 
-    As in asyncio, it returns None if ``transport`` was closed before the handshake could begin.
+    As in asyncio, this method returns None if ``transport`` was closed before the handshake could begin.
 
     ``transport`` may be any transport with ``_start_tls_compatible``, including a TLS transport. If a server's
     StreamReader has already received a part of the handshake, that part is passed on. ``connection_made`` of

@@ -188,7 +188,7 @@ def bind(path: str | bytes) -> socket.socket:
 def file_remover(sock: socket.socket) -> Callable[[], None] | None:
     """Return a function that removes the file of a bound socket, or None if there is no file.
 
-    The returned function does nothing if another server's file has taken the place of this one.
+    The returned function does nothing if another file has taken the place of this one.
     """
     path = sock.getsockname()
     if not has_file(path):

@@ -1,8 +1,8 @@
 """Runs a program as the interpreter does: a script, directory or archive, ``-m module``, ``-c code`` or stdin.
 
-``python -m grapeshot`` and ``python -m grapeshot.coro`` pass it the rest of their command lines. The program runs as
-``__main__``, in the main thread. Its arguments, exit status, tracebacks and behaviour on Ctrl-C are the same as with
-plain Python. This module does not depend on loops and coros.
+``python -m grapeshot`` and ``python -m grapeshot.coro`` pass the rest of their command lines to this module. The
+program runs as ``__main__``, in the main thread. Its arguments, exit status, tracebacks and behaviour on Ctrl-C are the
+same as with plain Python. This module does not depend on loops and coros.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _run_module(name: str, sets_argv: bool) -> None:
 def execute(program: Program, *passing: type[BaseException]) -> BaseException | None:
     """Run ``program`` as ``__main__``. If it raises, print the exception and return it.
 
-    Exceptions of the types ``passing`` are not caught.
+    An exception of one of the types in ``passing`` is not caught.
     """
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=__builtins__, __spec__=None, __loader__=machinery.BuiltinImporter)

@@ -51,8 +51,8 @@ def run(main: Any, *, debug: bool | None = None, threads: int | None = None, res
     ``threads - 1`` new ones, each with a loop of its own, and the results come back as a list. On a free-threaded
     Python the threads run at the same time. If ``main`` raises in one of them, it is cancelled in the others, and the
     exception is raised here when all have ended. Ctrl-C, or an exception that leaves the loop of this thread, ends all
-    of them in the same way. With ``restart``, an :class:`Exception` that ``main`` raises ends nothing: its thread logs
-    it and calls ``main`` again, after a delay of 0.1 to 5 seconds.
+    of them in the same way. With ``restart``, an :class:`Exception` that ``main`` raises ends nothing: the thread logs
+    the exception and calls ``main`` again, after a delay of 0.1 to 5 seconds.
 
     Raises:
         RuntimeError: another event loop is running in this thread, or no more threads can be started.

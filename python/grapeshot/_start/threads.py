@@ -60,7 +60,7 @@ class Threads:
         self._debug = debug
         self._restart = restart
         self._others = [_Other(self, number) for number in range(2, count + 1)]
-        # If true, a thread that has not called main() yet does not call it any more. Set before the other threads are
+        # If true, a thread that has not called main() yet will never call it. Set before the other threads are
         # cancelled.
         self.is_over = False
 

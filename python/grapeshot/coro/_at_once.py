@@ -4,7 +4,7 @@ A read can block even though the descriptor was ready a moment ago: another proc
 system call here has a flag that makes only this call nonblocking. If the call would block, it is repeated after a wait.
 No system has such a flag for all kinds of files. A file for which there is no flag is handled in another way: once it
 is ready, a real thread reads or writes it for a coro. (Where no coro can wait, the calling thread reads or writes it.
-:func:`write_now` never waits, and always writes in the calling thread.)
+:func:`write_now` does not wait until a file is ready, and always writes in the calling thread.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _start_real = _thread.start_new_thread
 _read, _write, _fstat, _getpid = os.read, os.write, os.fstat, os.getpid
 _poll = select.poll
 _Epoll: Any = getattr(select, "epoll", None)
-# A call that can block writes at most this many bytes. If such a call runs in a real thread and the coro is
+# The most bytes to write in one call if the call can block. If the call runs in a real thread and the coro is
 # interrupted, the caller does not learn how many of these bytes were written.
 _PIECE_LEN = 4096
 
@@ -71,7 +71,10 @@ class _ReadCall(_ThreadCall):
         super().__init__(call)
 
     def is_of(self, fd: int) -> bool:
-        """Whether the descriptor still refers to the open file of this call. False in a child that was forked since."""
+        """Whether the descriptor still refers to the open file of this call.
+
+        False if a parent process made the call.
+        """
         return self._identity == _identity_of(fd) and (self._mark is None or _is_marked(self._mark, fd))
 
     def has_failed(self) -> bool:
@@ -171,8 +174,8 @@ def is_ready(fd: int, mask: int) -> bool:
 def accept(sock: Any) -> Any:
     """Accept a connection in a real thread; return None if no connection is waiting.
 
-    This is for a socket in blocking mode from which other processes accept, too: a call in the loop's own thread could
-    block.
+    This is for a socket in blocking mode on which other processes accept connections, too: a call in the loop's own
+    thread could block.
     """
     from ._socket_base import CoroSocket
 

@@ -13,7 +13,7 @@ use super::announce;
 use super::epoll::{Epoll, check};
 use crate::target::Target;
 use crate::tls::{Context, Session, library};
-use crate::wire::BUFFER_LEN;
+use crate::wire::{BUFFER_LEN, RECORD_LEN};
 
 fn send(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
     // SAFETY: pointer and length come from a live slice.
@@ -31,7 +31,7 @@ fn send(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
 
 /// A nonblocking recv: `None` when it would block.
 fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-    // SAFETY: the buffer is live, and the length is its own.
+    // SAFETY: pointer and length come from a live slice.
     let received = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
     match usize::try_from(received) {
         Ok(count) => Ok(Some(count)),
@@ -113,7 +113,7 @@ impl Server {
         Ok(true)
     }
 
-    /// The same with a TLS session in between. Returns false at the end of the stream or of the session.
+    /// Like `echo`, with a TLS session in between. Returns false at the end of the stream or of the session.
     fn echo_sealed(&mut self, fd: RawFd) -> io::Result<bool> {
         let Some(session) = self
             .connections
@@ -203,7 +203,7 @@ pub(super) fn run(address: &Target, tls: Option<Context>) -> anyhow::Result<()> 
         is_tcp: matches!(address, Target::Inet(_)),
         tls,
         buffer: vec![0; BUFFER_LEN],
-        plain: vec![0; BUFFER_LEN],
+        plain: vec![0; BUFFER_LEN + RECORD_LEN],
         connections: HashMap::new(),
     };
     let mut ready = Vec::new();

@@ -9,7 +9,7 @@ use mio::event::Source;
 use mio::{Interest, Registry, Token};
 
 use super::session::{Context, Session, Ticket};
-use crate::wire::Wire;
+use crate::wire::{RECORD_LEN, Wire};
 
 /// A buffer for ciphertext, shared by all connections of the thread.
 pub(crate) type Scratch = Rc<RefCell<Vec<u8>>>;
@@ -54,7 +54,7 @@ impl<S: Read + Write> TlsStream<S> {
     /// # Errors
     /// If the server refuses, closes the connection, or does not answer within the socket's timeout.
     pub(crate) fn establish(&mut self) -> io::Result<()> {
-        let mut plain = vec![0; self.scratch.borrow().len()];
+        let mut plain = vec![0; self.scratch.borrow().len() + RECORD_LEN];
         while !self.session.handshake()? {
             self.flush()?;
             let scratch = Rc::clone(&self.scratch);
@@ -122,8 +122,8 @@ impl<S: Read + Write> TlsStream<S> {
 }
 
 impl<S: Read + Write> Read for TlsStream<S> {
-    /// Returns plaintext, or 0 bytes at the end of the session or of the socket's data. `buffer` must be at least as
-    /// long as the scratch buffer.
+    /// Returns plaintext, or 0 bytes at the end of the session or of the socket's data. `buffer` must be longer than
+    /// the scratch buffer by one record (see `Session::open`).
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let scratch = Rc::clone(&self.scratch);
         let mut ciphertext = scratch.borrow_mut();

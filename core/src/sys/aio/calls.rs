@@ -128,7 +128,7 @@ unsafe fn sync(fd: RawFd, only_data: bool) -> c_int {
     }
 }
 
-/// Not all of these systems have `fdatasync(2)`.
+/// Always calls `fsync(2)`, because not all systems other than Linux have `fdatasync(2)`.
 ///
 /// # Safety
 /// None; a wrong descriptor gives an error.

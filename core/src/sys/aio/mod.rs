@@ -325,8 +325,8 @@ impl<T> Queue<T> {
         if self.is_foreign() {
             return ended;
         }
-        // This drains the descriptor. It must come before the ring is read: otherwise, the signal of a completion in
-        // between would be lost.
+        // `Mailbox::take` drains the descriptor, so it must come before the ring is read. In the other order, the
+        // signal of a call that ends between the two steps would be lost.
         for (ticket, outcome) in self.mailbox.take() {
             self.in_threads -= 1;
             self.end(ticket, outcome, &mut ended);
@@ -400,8 +400,8 @@ impl<T> Queue<T> {
 
     /// Cancels all calls and waits until they have ended, but not longer than `limit`. Returns the memory of the calls
     /// that have not begun or have ended. Use this before the queue is dropped. To wait in several steps, use it
-    /// several times with short limits. Afterwards, [`Self::tickets`] are those of the calls that the kernel or threads
-    /// are still making, including each `close` that still waits to begin.
+    /// several times with short limits. Afterwards, [`Self::tickets`] returns the tickets of the calls that the kernel
+    /// or threads are still making, and of each `close` that has not begun.
     #[must_use]
     pub fn stop(&mut self, limit: Duration) -> Vec<T> {
         if self.is_foreign() {

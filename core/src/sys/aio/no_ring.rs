@@ -15,7 +15,7 @@ impl Ring {
         None
     }
 
-    /// Makes the ring behave as on an old kernel, which cannot truncate files.
+    /// Makes the ring behave as on an old kernel, where io_uring cannot truncate files.
     #[cfg(test)]
     pub(super) fn forget_truncate(&mut self) {
         match *self {}

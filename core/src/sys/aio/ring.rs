@@ -65,7 +65,7 @@ impl Ring {
         })
     }
 
-    /// Makes the ring behave as on an old kernel, which cannot truncate files.
+    /// Makes the ring behave as on an old kernel, where io_uring cannot truncate files.
     #[cfg(test)]
     pub(super) fn forget_truncate(&mut self) {
         self.can_truncate = false;

@@ -208,7 +208,7 @@ fn cancelled_calls_keep_their_memory_until_they_end() {
     let fifo = folder.file("fifo");
     let name = make_fifo(&fifo);
     for mut queue in queues() {
-        // Opening a FIFO waits until the other end is opened, too.
+        // Opening one end of a FIFO waits until the other end is opened.
         let tickets: Vec<u64> = (0..200)
             .map(|_| open(&mut queue, &fifo, libc::O_RDONLY))
             .collect();

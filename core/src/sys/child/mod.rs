@@ -63,7 +63,8 @@ impl ExitWatch {
     /// Watches the child process `pid` of this process.
     ///
     /// # Errors
-    /// `ESRCH` if there is no such process any more (but not where a thread waits for the child), `EMFILE` or `ENFILE`.
+    /// `EMFILE` or `ENFILE`. `ESRCH` if there is no such process any more. Where a thread waits for the child, an error
+    /// if the thread cannot be started, but never `ESRCH`.
     pub fn new(pid: libc::pid_t) -> io::Result<Self> {
         Ok(Self::of(watch(pid)?, pid))
     }

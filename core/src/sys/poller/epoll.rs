@@ -6,7 +6,7 @@
 //!
 //! The kernel may extend a wait by a thousandth of its length (by a two-hundredth in a niced process), so that it can
 //! combine wake-ups. A timer of one second would then fire a millisecond late. So the poller divides a long wait into
-//! steps. Each step but the last ends before the deadline by more than the kernel may add.
+//! steps. Each step except the last is so short that it ends before the deadline, even if the kernel extends it.
 //!
 //! Source: `epoll(7)`, `epoll_ctl(2)`, `epoll_wait(2)`.
 
@@ -179,8 +179,8 @@ impl Poller {
         }
     }
 
-    /// Whether the open file that `fd` refers to now is watched under this number. If so, this also sets its token and
-    /// its interest.
+    /// Whether `fd` still refers to the open file for which it was added. If so, this call also sets the token and the
+    /// interest.
     #[must_use]
     pub fn is_watching(&self, fd: RawFd, token: Token, interest: Interest) -> bool {
         self.control(libc::EPOLL_CTL_MOD, fd, flags_of(interest), token)

@@ -13,16 +13,17 @@
 //!   - `add(fd, token, interest)`. If the fd is watched already, `add` does what `modify` does;
 //!   - `modify(fd, token, interest)`. If the fd is not watched, `modify` does what `add` does;
 //!   - `remove(fd)`. It also succeeds if the fd is not watched, or is closed;
-//!   - `is_watching(fd, token, interest)`: whether `fd` still refers to the open file for which `add` was called. If so,
-//!     the call also does what `modify` does. If it is another file, a poller whose `KEEPS_CLOSED` is false may add that
-//!     file, and return true;
+//!   - `is_watching(fd, token, interest)`: whether `fd` still refers to the open file for which `add` was called. If
+//!     so, the call also does what `modify` does. If `fd` refers to another file now, a poller whose `KEEPS_CLOSED` is
+//!     false may add that file, and return true;
 //!   - `KEEPS_CLOSED`: whether a closed fd stays watched while a duplicate of it is open, for instance in a forked
 //!     child. Such an fd cannot be removed any more, and its events continue until the last duplicate or the poller is
 //!     closed;
 //!   - `wait_since(events, timeout_ns, began_ns)`: `None` blocks, and `Some(0)` does not wait. With any other timeout
-//!     the call waits at least that many nanoseconds, unless an fd becomes ready. Each poller decides whether they
-//!     count from `began_ns` or from the call. The caller has usually just read the clock, and passes `began_ns` so
-//!     that the poller need not read it again. A signal ends the wait with `ErrorKind::Interrupted`.
+//!     the call waits at least that many nanoseconds, unless an fd becomes ready. Each poller decides whether the
+//!     timeout counts from `began_ns` or from the call. The caller has usually just read the clock, and passes the time
+//!     as `began_ns`, so that the poller need not read the clock again. A signal ends the wait with
+//!     `ErrorKind::Interrupted`.
 //!
 //! The poller must also follow these rules:
 //!
@@ -141,10 +142,10 @@ impl Readiness {
     pub const WRITE: Self = Self(2);
     /// Both directions are shut down, or the fd has an error. The poller reports this together with READ and WRITE.
     pub const HANGUP: Self = Self(4);
-    /// The stream has ended or, with epoll, urgent data of TCP has arrived. There may be ordinary data before that. A
-    /// read stops early there, so a read that returns less than it was asked for does not mean that nothing is left.
-    /// The poller reports this together with READ: epoll only for an interest in changes, kqueue for each interest in
-    /// reading.
+    /// The stream has ended or, with epoll, urgent data of TCP has arrived. If there is ordinary data in front of the
+    /// end or of the urgent data, a read returns only that data. So a read that returns less than it was asked for does
+    /// not mean that nothing is left. The poller reports this together with READ: epoll only for an interest in
+    /// changes, kqueue for each interest in reading.
     pub const MORE: Self = Self(8);
 
     /// Ready for everything that `self` or `other` is ready for.

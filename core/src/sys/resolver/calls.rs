@@ -181,7 +181,7 @@ impl Drop for List {
 /// None for an address that is neither IPv4 nor IPv6. No known C library returns such an address.
 fn address_info(entry: &libc::addrinfo) -> Option<AddressInfo> {
     let canonical_name = (!entry.ai_canonname.is_null()).then(|| {
-        // SAFETY: a text of the list, which ends with a null byte.
+        // SAFETY: the name is part of the list, and ends with a null byte.
         unsafe { CStr::from_ptr(entry.ai_canonname) }.to_owned()
     });
     Some(AddressInfo {
@@ -288,7 +288,7 @@ mod hosts {
         ) -> c_int;
     }
 
-    /// A buffer of at least this length, in bytes, is the last one that is tried for an entry.
+    /// If an entry does not fit into a buffer of this many bytes or more, no larger buffer is tried.
     const MAX_BUFFER: usize = 1 << 20;
 
     pub(super) fn by_name(name: &CStr) -> Outcome {
@@ -301,7 +301,7 @@ mod hosts {
     pub(super) fn by_address(family: c_int, address: &[u8]) -> Outcome {
         with_buffer(family, &|entry, buffer, len, result, error| {
             let (address, address_len) = (address.as_ptr().cast(), address.len() as libc::socklen_t);
-            // SAFETY: as above; the address has its own length.
+            // SAFETY: as above, and `address_len` is the length of the address.
             unsafe { gethostbyaddr_r(address, address_len, family, entry, buffer, len, result, error) }
         })
     }

@@ -131,7 +131,7 @@ impl Address {
     pub fn unix(name: &[u8]) -> Option<Self> {
         const START: usize = offset_of!(sockaddr_un, sun_path);
         let is_abstract = HAS_ABSTRACT_NAMES && name.first() == Some(&0);
-        // A path ends with a NUL.
+        // In the kernel's format a NUL follows a path, but not an abstract name.
         let len = START + name.len() + usize::from(!is_abstract);
         if name.is_empty() || len > size_of::<sockaddr_un>() || (!is_abstract && name.contains(&0)) {
             return None;

@@ -68,7 +68,7 @@ pub unsafe fn recv_from_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<(
     let mut address_len = Storage::LEN;
     let received = retried(|| {
         address_len = Storage::LEN;
-        // SAFETY: the caller guarantees that the buffer is valid, and the kernel writes at most `len` bytes of it;
+        // SAFETY: the caller guarantees that the buffer is valid, and the kernel writes at most `len` bytes to it;
         // `storage` is live, aligned for any address and as long as `address_len` says.
         unsafe {
             libc::recvfrom(

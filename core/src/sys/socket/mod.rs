@@ -107,8 +107,8 @@ pub fn send_vectored(fd: RawFd, slices: &[io::IoSlice<'_>]) -> io::Result<usize>
     })
 }
 
-/// Whether this error of `accept` means that no connection was waiting, or that the connection was aborted before it
-/// could be accepted.
+/// Whether this error of `accept` means that no connection was waiting, that a signal interrupted the call, or that the
+/// connection was aborted before it could be accepted.
 #[must_use]
 pub fn is_no_connection(error: &io::Error) -> bool {
     matches!(

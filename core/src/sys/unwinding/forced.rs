@@ -1,4 +1,4 @@
-//! For systems that unwind the stack of a thread that is ended: a personality routine that runs before Rust's own.
+//! For systems on which `pthread_exit` unwinds the stack: a personality routine that runs before Rust's own.
 
 use std::ffi::{c_int, c_void};
 use std::mem;

@@ -24,8 +24,8 @@
 //! Source: Itanium C++ ABI, "Exception Handling", 1.3.2 (forced unwinding) and 1.6.3 (personality routines); glibc's
 //! `nptl/unwind.c`; LLVM's `TargetLoweringObjectFileELF::emitPersonalityValue`.
 
-// `forced.rs` is for glibc and FreeBSD, except on 32-bit ARM, which has a different kind of unwind tables. Other
-// systems do not unwind the stack of a thread that is ended.
+// `forced.rs` is for glibc and FreeBSD, except on 32-bit ARM, which has a different kind of unwind tables. On other
+// systems `pthread_exit` does not unwind the stack.
 #[cfg_attr(
     all(
         any(all(target_os = "linux", target_env = "gnu"), target_os = "freebsd"),
