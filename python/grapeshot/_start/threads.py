@@ -136,9 +136,9 @@ class _Other:
     async def main(self) -> Any:
         with self._lock:
             self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        try:
             if self._threads.is_over:
                 raise asyncio.CancelledError
-        try:
             return await self._threads.supervise(self._name)
         finally:
             with self._lock:

@@ -14,9 +14,6 @@ use crate::wire::{RECORD_LEN, Wire};
 /// A buffer for ciphertext, shared by all connections of the thread.
 pub(crate) type Scratch = Rc<RefCell<Vec<u8>>>;
 
-/// The maximum plaintext in one record.
-const RECORD_LEN: usize = 16_384;
-
 pub(crate) struct TlsStream<S> {
     socket: S,
     session: Session,
