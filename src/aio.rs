@@ -190,12 +190,10 @@ fn stop<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     // This waits with the GIL, which is safe: the threads that make the calls do not need the GIL.
     let memory = this.queue.borrow_mut().stop(limit);
     drop(memory);
-    let queue = this.queue.borrow();
     // In a child of the process that made the queue, there is nothing to wait for.
-    let left: Vec<u64> = if queue.is_foreign() {
-        Vec::new()
-    } else {
-        queue.tickets().collect()
+    let left: Vec<u64> = match this.queue.borrow() {
+        queue if queue.is_foreign() => Vec::new(),
+        queue => queue.tickets().collect(),
     };
     Ok(PyList::new(this.py(), left)?.into_any())
 }
@@ -313,7 +311,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             stop,
             _AioQueue.stop,
-            "Cancel all calls except closes. Wait at most limit seconds for all calls; return how many have not ended."
+            "Cancel all calls except closes. Wait up to limit seconds for all calls; return the tickets of those left."
         ),
     ];
     let slots = [slot(ffi::Py_tp_new, new as *mut c_void), methods_slot(methods)];

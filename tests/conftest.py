@@ -35,15 +35,15 @@ OTHER_TEST_S = 300.0
 # After the first interruption, the same phase is interrupted again at this interval, because a handler or the next
 # fixture may hang too.
 AGAIN_S = float(os.environ.get("TEST_AGAIN_S", "5"))
-# If the phase still has not ended this long after the limit, the process is ended, because a signal does not
-# interrupt native code that hangs. pytest-xdist then starts a new process and continues.
+# If the phase takes this much longer than its limit, faulthandler ends the process, because a signal does not interrupt
+# native code that hangs. pytest-xdist then starts a new process and continues.
 GRACE_S = float(os.environ.get("TEST_GRACE_S", "60"))
 # Some tests have 500 clients and their server in one process, which needs more descriptors than the usual 1,024.
 DESCRIPTORS = 16384
 
 _stderr_fd = -1
 
-# Containers often set this variable. Without it, programs that a test starts buffer their output.
+# Containers often set this variable. It is removed here, so that the programs under test buffer their output as usual.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     global _stderr_fd
     _stderr_fd = os.dup(2)  # the real stderr, because pytest does not capture yet
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell makes background processes ignore Ctrl-C, and programs that the tests start would inherit that.
+        # A shell makes background processes ignore Ctrl-C. The programs under test must not inherit this.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in (
         "xfail_on(when=True, **reasons): the named kinds of loop behave differently here (strict xfail)",

@@ -1,9 +1,9 @@
 """Queues and channels between the loops of several threads, and calls into another loop.
 
-:class:`Queue` and :class:`Channel` work between tasks of any loop (also of another package), coros and real threads, in
-any combination and in both directions. Tasks call the methods whose names begin with ``a``, and await them; coros and
-threads call the others. All waiters are served in the order in which they came. A wait that is cancelled or interrupted
-loses nothing: its item or place goes to the next waiter.
+:class:`Queue` and :class:`Channel` work between tasks of any loop (grapeshot's or another package's), coros and real
+threads, in any combination and in both directions. Tasks call the methods whose names begin with ``a``, and await them;
+coros and threads call the others. All waiters are served in the order in which they came. A wait that is cancelled or
+interrupted loses nothing: its item or place goes to the next waiter.
 
 :func:`spawn_on` calls a function in another thread's loop, and :func:`await_on` awaits something there.
 """
@@ -325,7 +325,7 @@ class _Call:
         return self._task.result()
 
     def _has_ended(self) -> bool:
-        """Whether the awaitable has ended, even if its loop was stopped before it called ``_report``. (here)"""
+        """Whether the awaitable has ended, even if its loop was stopped and did not call ``_report``. (here)"""
         return self._error is not None or (self._task is not None and self._task.done())
 
     def _is_lost(self) -> bool:

@@ -112,9 +112,9 @@ struct Shown<T> {
     function: Getter<T>,
 }
 
-/// A row like that of `getter`, for a private attribute that asyncio's transports have. If a program sets it, the
-/// program reads back the value that it has set, as in asyncio, but native code does not use that value. If the program
-/// deletes it, the attribute shows the transport's own value again.
+/// A row like that of `rows::getter`, for a private attribute that asyncio's transports have. A program that sets the
+/// attribute can read the new value back, as in asyncio, but native code does not use that value. Once the program has
+/// deleted the attribute, reading it gives the transport's own value again.
 pub(crate) fn shown<T: HasInstanceDict>(
     name: &'static CStr,
     function: Getter<T>,

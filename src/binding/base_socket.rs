@@ -1,5 +1,6 @@
-//! Reads the descriptor, the timeout and the family of a socket object without a method call. It calls the C functions
-//! of `_socket.socket`, the type from which all of Python's socket classes derive.
+//! Reads the descriptor, the timeout, the family, the type and the protocol of a socket object without a method call.
+//! For that, this module calls the C functions of `_socket.socket`, from which all of Python's socket classes derive.
+//! If it knows where the descriptor is in memory (`learn_layout`), it reads the descriptor there.
 //!
 //! The table of these functions is filled once, when the module is initialized. Any attached thread may read it.
 

@@ -159,8 +159,8 @@ pub(crate) unsafe fn traverse_cells<'a>(
     0
 }
 
-/// `NativeType::with_access` for an object that any thread may use, one at a time. While `body` waits for another
-/// thread, other threads may use the object.
+/// `NativeType::with_access` for an object that any thread may use, but only one thread at a time. While `body` waits
+/// for another thread, other threads may use the object.
 #[inline]
 pub(crate) fn with_critical_section<T, R>(this: This<'_, T>, body: impl FnOnce() -> R) -> R {
     if HAS_GIL {

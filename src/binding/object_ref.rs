@@ -1,9 +1,9 @@
 //! `ObjectRef`: an owned reference to a Python object, for queues and tables outside of native objects' cells.
 //!
-//! Dropping it releases the reference. A `Py` checks at each drop whether pyo3 has attached the thread. If not, it
-//! releases the reference later. In a function that CPython calls directly, the thread is attached, but pyo3 does not
-//! know that. An `ObjectRef` makes no check: it costs no more than the pointer, and always releases the reference at
-//! once.
+//! Dropping an `ObjectRef` releases the reference. Dropping a `Py` first checks whether pyo3 has attached the thread.
+//! If pyo3 has not, the reference is released later. In a function that CPython calls directly, the thread is attached,
+//! but pyo3 does not know that. An `ObjectRef` makes no check: it costs no more than the pointer, and always releases
+//! the reference at once.
 //!
 //! An `ObjectRef` is neither `Send` nor `Sync`, so it cannot be used inside `Python::detach`: a thread that has one is
 //! attached. Only the loop's inbox carries references to another thread, and that thread is attached when it takes them

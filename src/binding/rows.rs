@@ -184,8 +184,8 @@ pub(crate) fn getter<T: NativeType>(
     getter_row(name, get::<T>, function, doc)
 }
 
-/// `getter` for an attribute that any thread may read at any time. Its function may touch only atomics and values that
-/// never change.
+/// `getter` for an attribute that any thread may read at any time. Its function may touch only atomics, values that
+/// never change, and `ObjectCell`s.
 pub(crate) fn threadsafe_getter<T: NativeType>(
     name: &'static CStr,
     function: Getter<T>,
@@ -305,8 +305,8 @@ pub(crate) fn bind_methods(
     extend_type(kind.as_any(), missing)
 }
 
-/// Adds native methods to a heap type. The caller guarantees that the type's objects have the layout of these methods.
-/// The type is one that a lower layer has created, or a subclass of such a type.
+/// Adds native methods to a heap type. The caller guarantees that the type's objects have the layout that the methods
+/// expect. The type is one that a lower layer has created, or a subclass of such a type.
 pub(crate) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef>) -> PyResult<()> {
     let py = kind.py();
     for definition in methods {

@@ -9,7 +9,7 @@ use super::parts::{AtomicBool, Ordering, yield_now};
 /// nothing.
 pub(crate) struct SpinLock(AtomicBool);
 
-/// Releases the lock when the section ends, even by a panic.
+/// Releases the lock when the `body` of `SpinLock::with` has returned or panicked.
 struct Unlock<'a>(&'a AtomicBool);
 
 impl Drop for Unlock<'_> {

@@ -71,7 +71,7 @@ pub(super) struct CoroObject {
     pub(super) function: ObjectCell,
     /// A tuple.
     pub(super) args: ObjectCell,
-    /// A dict, or empty.
+    /// A dict. The cell is empty if there are no keyword arguments.
     pub(super) kwargs: ObjectCell,
     /// The context in which the coro runs: the one that the caller gave, or a copy that belongs to the coro.
     pub(super) context: ObjectCell,
@@ -230,7 +230,7 @@ impl NativeType for CoroObject {
 
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let is_running = self.status.get() == Status::Running;
-        // SAFETY: the collector's arguments are passed on; while it runs, no other thread changes the fiber.
+        // SAFETY: the collector's arguments are passed on; while the collector runs, no other thread changes the fiber.
         unsafe { fiber::traverse(self.fiber.get(), is_running, visit, arg) }
     }
 

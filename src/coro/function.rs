@@ -34,7 +34,7 @@ pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
         }
         let main_sp = with_runtime(|runtime| runtime.main_sp.get());
         let unused = UnsafeCell::new(0);
-        // `main_sp` is where the thread's own stack was left. Nothing switches back to this stack.
+        // `main_sp` is where the thread's own stack was left. Nothing switches back to the coro's stack.
         arch::switch(unused.get(), main_sp);
     }
     std::process::abort()
@@ -50,7 +50,8 @@ fn begin(coro: Coro<'static>) -> bool {
         if !coro.context.is_set() {
             return Err(PyRuntimeError::new_err("the coro has lost its context"));
         }
-        // SAFETY: a live context. `leave_context` exits it on the same stack, which has no context before this call.
+        // SAFETY: a live context. `leave_context` exits the context on the same stack. No other context has been
+        // entered on this stack before.
         if unsafe { ffi::PyContext_Enter(coro.context.as_ptr()) } != 0 {
             return Err(PyErr::fetch(py));
         }

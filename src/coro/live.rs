@@ -21,8 +21,8 @@ unsafe impl Send for Table {}
 /// The tables of all threads that have started a coro.
 static TABLES: Mutex<Vec<Weak<Mutex<Table>>>> = Mutex::new(Vec::new());
 
-/// No code that holds this lock calls Python or lets other threads run Python, so a thread that waits for it waits only
-/// briefly, and no thread holds it while another one forks.
+/// Locks a table or the list of tables. No code that holds such a lock calls Python or lets other threads run Python.
+/// So a thread waits only briefly for a lock, and no thread holds a lock while another thread forks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

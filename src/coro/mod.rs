@@ -6,7 +6,8 @@
 //! | `pystate` | the part of the interpreter's thread state that belongs to a coro, per minor version |
 //! | `fiber` | the stack and the interpreter state of one coro |
 //! | `coroutine`, `function` | the `Coro` object; its function and the function's outcome |
-//! | `runtime`, `slots`, `scheduler` | a thread's stacks and coros; which coro gets which slot, and which one runs |
+//! | `runtime`, `live` | the stacks of a thread; its live coros |
+//! | `slots`, `scheduler` | which coro gets which slot; which coro runs |
 //! | `suspension`, `interruption` | how a coro waits; exceptions that are pending for it |
 //! | `wait_queue`, `sync` | queues of waiting coros; the primitives, from `semaphore` to `channel` |
 //! | `io` | waits on descriptors; sockets |

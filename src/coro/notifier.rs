@@ -27,9 +27,10 @@ pub(super) fn exchange<'py>(py: Python<'py>, new: Option<Bound<'py, PyAny>>) -> 
     old.map(|old| old.into_bound(py))
 }
 
-/// Calls the notifier with `error`, which ends the running coro `coro`, unless `error` is a `CancelledError` or leaves
-/// the loop. Returns the error that the coro ends with. That is `error`, except if the notifier, or the handler that
-/// its errors are reported to, has raised an exception that leaves the loop.
+/// Calls the notifier with `error`, the exception that ends the running coro `coro`. The notifier is not called for a
+/// `CancelledError` or an exception that leaves the loop. Returns the error that the coro ends with. That is `error`,
+/// except if the notifier, or the handler that its errors are reported to, has raised an exception that leaves the
+/// loop.
 #[cold]
 pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
     let py = coro.py();

@@ -29,8 +29,8 @@ pub(super) struct Pulse {
     /// The object that runs, with its `Subject` in the lowest bits of the address. The code that runs it keeps it alive
     /// during the run.
     subject: AtomicPtr<ffi::PyObject>,
-    /// When a check last found that the run was holding up nothing. It applies to the current run only if it is later
-    /// than the run's start.
+    /// When a check last found that a run was holding up nothing. A time before the start of the current run belongs to
+    /// an earlier run.
     harmless_ns: AtomicU64,
     /// The loop that runs in the thread; null if there is none. The thread keeps it alive while it runs.
     pub(super) event_loop: AtomicPtr<ffi::PyObject>,
@@ -158,9 +158,9 @@ impl Pulse {
         self.harmless_ns.store(clock::coarse_ns(), Ordering::Relaxed);
     }
 
-    /// The time from which a run that began at `since_ns` may have held something up, and how long it may do so before
-    /// it is late. After a check has found that no other work waits, the time is that of the check, and the duration is
-    /// at least `RECHECK_NS`, so that the run is not checked again at each tick.
+    /// Two values for a run that began at `since_ns`: the time from which the run may have held something up, and how
+    /// long after this time the run is late. If a check has found that no other work waits, the first value is the time
+    /// of the check, and the second is at least `RECHECK_NS`, so that the run is not checked again at each tick.
     pub(super) fn holding_up_since(&self, since_ns: u64, late_ns: u64) -> (u64, u64) {
         match self.harmless_ns.load(Ordering::Relaxed) {
             harmless_ns if harmless_ns > since_ns => (harmless_ns, late_ns.max(RECHECK_NS)),
@@ -197,7 +197,7 @@ impl Pulse {
     }
 
     /// Ends the run at `now_ns` and begins the next run of the same object. Returns false, and changes nothing, if the
-    /// run was too long.
+    /// run was too long or if nothing runs.
     #[inline]
     pub(super) fn renew(&self, late_ns: u64, now_ns: u64) -> bool {
         let since_ns = self.since_ns.load(Ordering::Relaxed);

@@ -19,8 +19,8 @@ const IMPORT_SYSTEM: &str = "<frozen importlib";
 /// The code object and the current line of a function that a thread is in.
 pub(super) type Entry<'py> = (Bound<'py, PyAny>, u32);
 
-/// The functions that a thread is in, innermost first; empty if it is in no Python function. The function that runs the
-/// loop and its callers are left out, and so are the functions of the import system, as in tracebacks.
+/// The functions that a thread is in, innermost first; empty if it is in no Python function. `run_forever` and its
+/// callers are left out, and so are the functions of the import system, as in tracebacks.
 ///
 /// `sys._current_frames` cannot be used: it also creates frame objects for the threads of other interpreters, which
 /// have GILs of their own.

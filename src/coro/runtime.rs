@@ -124,7 +124,7 @@ thread_local! {
     static RUNTIME: Runtime = Runtime::new();
 }
 
-/// A number that no other thread state of the process has.
+/// The id of the current thread state. No other thread state of this interpreter has the same id.
 fn thread_state_id(_: Python<'_>) -> i64 {
     // SAFETY: attached, so there is a current thread state.
     unsafe { ffi::PyThreadState_GetID(ffi::PyThreadState_Get()) }

@@ -218,9 +218,9 @@ pub(super) fn queue(coro: Coro<'_>) {
 /// comes.
 const MIN_PREFETCHED: usize = 32;
 
-/// Prefetches data that the next coros in the ready queue will use, while the running one makes a system call. This
-/// takes two calls for each coro: the first one prefetches its fiber, so that the second one can follow the fiber's
-/// pointers without waiting for memory.
+/// Prefetches data that the next coros in the ready queue will use. Called when the running coro is about to make a
+/// system call. Prefetching the data of one coro takes two calls of this function: the first call prefetches the coro's
+/// fiber, so that the second call can follow the fiber's pointers without waiting for memory.
 #[inline]
 pub(super) fn prefetch_next(reactor: &Reactor) {
     prefetch_fiber(reactor, 1);

@@ -59,8 +59,8 @@ impl Slots {
         self.count.get()
     }
 
-    /// Distributes all coros that start after this call over `count` shared slots. None restores the initial layout:
-    /// single slots, and one shared slot.
+    /// Distributes coros over `count` shared slots. This applies to all coros that have not run yet, because a coro
+    /// gets its slot when it first runs. None restores the initial layout: single slots, and one shared slot.
     pub(super) fn set_count(&self, count: Option<usize>) {
         self.count.set(count.unwrap_or(1));
         self.max_singles

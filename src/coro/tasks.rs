@@ -5,10 +5,10 @@
 //! whose keys are the loops, and the scheduler updates this dict at each switch. If other code has set another current
 //! task by the time the coro is suspended, that task is current again when the coro continues.
 //!
-//! A coro that hides the loop sees what an ordinary thread sees: no running loop and no current task. To do this, the
-//! thread's running loop is exchanged at each switch with `Fiber::running_loop`, which holds the one that is not in
-//! use: the coro's (usually null) while the coro is suspended, the thread's while the coro runs. `visibility` hides and
-//! shows the loop.
+//! A coro that hides the loop sees what an ordinary thread sees: no running loop and no current task. For such a coro,
+//! each switch exchanges the thread's running loop with `Fiber::running_loop`. While the coro is suspended, this field
+//! holds the running loop that the coro sees (usually null). While the coro runs, the field holds the thread's running
+//! loop. `visibility` hides and shows the loop.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};

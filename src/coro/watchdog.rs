@@ -9,10 +9,11 @@
 //!   Between two checks the watchdog sleeps until the earliest time at which a run can be late.
 //! ```
 //!
-//! There is one watchdog for all threads. It starts with the first run of a thread that has a limit: the run of a coro,
-//! or of a task, callback or protocol method in a loop that is observed (`latency::observe_running_loop`). It sleeps
-//! while nothing runs. It ends when no thread is left to watch: the limits are off, the loops are closed, the threads
-//! have ended, or the process forks or exits.
+//! There is one watchdog for all threads. It starts when the first run begins in a thread that has a limit. Each
+//! resumption of a coro is a run. In a loop that is observed (`latency::observe_running_loop`), each task step, each
+//! callback and each call of a protocol method is a run, too. The watchdog sleeps while nothing runs. It ends when no
+//! thread is left to watch: the limits are off, the loops are closed, the threads have ended, or the process forks or
+//! exits.
 //!
 //! The watchdog is a Rust thread that does not appear in `threading.enumerate()`. It reads the pulses without the GIL
 //! and attaches only when a run is late. It starts a short-lived `threading` thread to make the log record, since log
@@ -203,8 +204,9 @@ impl State {
             let pulse = &watched.pulse;
             is_busy |= std::mem::replace(&mut watched.seen, pulse.last_change()) != watched.seen;
             let (since_ns, late_ns) = (pulse.running_since(), pulse.late_ns());
-            // By default, check again when the limit has passed once more: a run that begins now cannot be late before
-            // that, and a run that was already reported need not be checked before that.
+            // The next check is due after `late_ns`, because a run that begins now cannot be late earlier, and a run
+            // that was already reported need not be checked earlier. Only a run that was not reported may need an
+            // earlier check.
             let mut left_ns = late_ns;
             if let Some(since_ns) = since_ns {
                 let (from_ns, limit_ns) = pulse.holding_up_since(since_ns, late_ns);

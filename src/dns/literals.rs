@@ -55,8 +55,8 @@ unsafe impl Send for Pattern {}
 
 static PATTERNS: Mutex<Vec<(Question, Pattern)>> = Mutex::new(Vec::new());
 
-/// CPython's own `socket.getaddrinfo` and `_socket.getaddrinfo`. If a program replaced one of them before it imported
-/// grapeshot, the entry of that one is a plain `object()`, which is equal to no function.
+/// CPython's own `socket.getaddrinfo` and `_socket.getaddrinfo`. If a program replaced one of these functions before it
+/// imported grapeshot, a plain `object()`, which is equal to no function, is stored instead of that function.
 static ORIGINALS: PyOnceLock<[Kept; 2]> = PyOnceLock::new();
 
 #[derive(Clone, Copy)]
@@ -189,7 +189,7 @@ fn kind<'py>(py: Python<'py>, info: &AddressInfo) -> PyResult<Bound<'py, PyTuple
     (family, kind, info.protocol, "").into_pyobject(py)
 }
 
-/// The member of an enumeration of the `socket` module, or the number itself if it has no member.
+/// The member of an enumeration of the `socket` module, or the number itself if the enumeration has no member for it.
 fn member<'py>(enumeration: &Bound<'py, PyAny>, number: c_int) -> PyResult<Bound<'py, PyAny>> {
     let py = enumeration.py();
     match enumeration.call1((number,)) {

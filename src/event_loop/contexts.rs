@@ -24,8 +24,8 @@
 //! of both fields by observing which words change. If it does not find them, and in free-threaded builds, each handle
 //! has a context of its own, as in asyncio.
 //!
-//! Before it sleeps, the loop drops both contexts if either of them has values, so that they do not keep the values
-//! alive. Any thread that schedules something touches the contexts, while it holds the GIL.
+//! Before the loop sleeps, it drops the template and the spare if either of them has values, so that they do not keep
+//! the values alive. Any thread that schedules something touches the two contexts, while it holds the GIL.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};

@@ -48,7 +48,7 @@ unsafe extern "C" fn call(
     kwnames: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     // SAFETY: CPython calls this, attached, with an object of the type, and arguments by the calling convention. The
-    // native method gets an object of its own type as its first argument.
+    // native method is called only if the first argument is an instance of `owner`.
     unsafe {
         let count = ffi::PyVectorcall_NARGS(nargsf);
         let method = &*slf.cast::<CoroutineMethodObject>();

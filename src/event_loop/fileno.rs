@@ -6,8 +6,8 @@ use pyo3::types::{PyInt, PyString};
 
 use crate::binding::names::names;
 
-/// The descriptor number that `target` means: an int itself, or the result of its `fileno()`. Raises ValueError
-/// otherwise, as `selectors` does.
+/// The descriptor number of `target`: `target` itself if it is an int, otherwise the result of its `fileno()`. Raises
+/// ValueError if there is no such number, as `selectors` does.
 pub(super) fn number_of(target: &Bound<'_, PyAny>) -> PyResult<i64> {
     let py = target.py();
     let number = if target.is_instance_of::<PyInt>() {

@@ -1,7 +1,7 @@
 //! `Progress`: whether an operation is done or must wait.
 //!
-//! For example, a step of a native coroutine, a function that makes its coro wait, and an attempt to use a descriptor
-//! return a `Progress`.
+//! For example, these return a `Progress`: a step of a native coroutine, a function that may make the running coro
+//! wait, and an attempt to use a descriptor.
 
 use pyo3::prelude::*;
 

@@ -1,5 +1,5 @@
-//! `Source`: the loop's view of a native object that waits for its descriptor (such as a transport, a listener, or the
-//! watch on a child process).
+//! `Source`: the loop's view of a native object that waits for events of its descriptor. Transports, listeners and
+//! watches on child processes are such objects.
 //!
 //! Sources belong to the loop's thread. The loop holds a reference to each registered source in the fd table. It calls
 //! `on_ready` directly from the poller's event, without a handle or a queue.

@@ -395,7 +395,7 @@ unsafe extern "C" fn set_blocking(
     value: *mut ffi::PyObject,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: CPython calls a setter of this type.
+    // SAFETY: CPython calls this setter, attached, with an object of this type.
     unsafe {
         set_value(
             slf,

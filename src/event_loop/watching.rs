@@ -101,7 +101,7 @@ fn remove(this: This<'_, LoopObject>, fd: RawFd, direction: Direction) -> PyResu
 }
 
 /// Removes the callback of a file object that is closed, and so has no number any more. Raises ValueError if the object
-/// was never registered.
+/// is not registered, unless its registration ended because another object got its number.
 fn remove_closed(
     this: This<'_, LoopObject>,
     target: &Bound<'_, PyAny>,

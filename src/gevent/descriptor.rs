@@ -1,9 +1,14 @@
 //! A source of the loop: a descriptor for gevent's io watchers.
 //!
 //! Each wait of a greenlet starts a watcher and stops it. A descriptor stays registered when its last watcher has
-//! stopped, so that the next wait needs no system call. It is deregistered when an event comes while no watcher is
-//! active, when its last watcher or the descriptor itself is closed, or when a transport or `add_reader` of asyncio
-//! takes it over. (libev, too, keeps a descriptor registered until such an event comes or the descriptor is closed.)
+//! stopped, so that the next wait needs no system call. The descriptor is deregistered in these cases:
+//!
+//! - An event comes while no watcher is active, and the poller waits for no other event of this descriptor.
+//! - A watcher is closed, and no other watcher is active.
+//! - The descriptor is closed.
+//! - A transport or `add_reader` of asyncio takes over the descriptor.
+//!
+//! (libev, too, keeps a descriptor registered until it is closed, or until an event comes that no watcher wants.)
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_int, c_void};
@@ -464,8 +469,8 @@ fn fire_several(
     result
 }
 
-/// Fires a watcher that comes from the list, if it wants one of these events. `polled`: the number of the poll that has
-/// found the events. Err is an exception that leaves the loop.
+/// Fires a watcher of the descriptor, if the watcher wants one of these events. `polled` is the number of the poll that
+/// has found the events. Err is an exception that leaves the loop.
 #[inline]
 fn fire_one(
     this: Descriptor<'_>,

@@ -21,7 +21,7 @@ use crate::binding::object_result::{ObjectResult, none};
 use crate::binding::rows::{member, members_slot, methods_slot, row};
 use crate::event_loop::pyloop::LoopObject;
 
-/// Valid if all of its bytes are zero, as after the allocation.
+/// In a new object, all bytes after `base` are zero, which is valid for every field.
 #[repr(C)]
 pub(super) struct HubLoopObject {
     base: ffi::PyObject,

@@ -31,7 +31,7 @@ use crate::event_loop::pyloop::LoopObject;
 pub(super) const READ: c_int = 1;
 pub(super) const WRITE: c_int = 2;
 
-/// Valid if all of its bytes are zero, as after the allocation.
+/// In a new object, all bytes after `base` are zero, which is valid for every field.
 #[repr(C)]
 pub(super) struct IoObject {
     base: ffi::PyObject,
@@ -323,7 +323,7 @@ fn switch(greenlet: &Bound<'_, PyAny>, value: Borrowed<'_, '_, PyAny>) -> PyResu
     }
 }
 
-/// Passes to the hub the exception that has ended a greenlet. Source: `Waiter.switch`, in gevent's `_waiter.py`.
+/// Passes to the hub the exception that a switch has raised. `Waiter.switch` in gevent's `_waiter.py` does the same.
 #[cold]
 #[inline(never)]
 fn pass_error(
@@ -395,7 +395,7 @@ unsafe extern "C" fn set_callback(
     value: *mut ffi::PyObject,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: CPython calls a setter of this type.
+    // SAFETY: CPython calls this setter, attached, with an object of this type.
     unsafe {
         set_value(slf, value, "cannot delete callback", |this: Io<'_>, value| {
             if !value.is_none() && !value.is_callable() {

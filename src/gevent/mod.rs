@@ -1,5 +1,5 @@
-//! The native part of `grapeshot.gevent`: the io watchers, which start and stop for each wait of a greenlet, the
-//! running loop of each greenlet, and the base class of the hub's loop. The rest is Python: `python/grapeshot/gevent`.
+//! The native part of `grapeshot.gevent`: the io watchers, the running loop of each greenlet, and the base class of the
+//! hub's loop. The rest is Python: `python/grapeshot/gevent`.
 //!
 //! The watchers and their descriptors belong to the thread that runs the hub's loop.
 

@@ -10,11 +10,12 @@
 //! keeps a loop:
 //!
 //! ```text
-//!   hide():  running loop: none, no tracer
+//!   hide():  the thread now has no running loop and no tracer
 //!     io::switch()   --> the greenlet runs, and may switch to others
 //!     note_return()  <-- the hub runs again. Is a loop running? Then the greenlet has started it,
 //!                        so the greenlet keeps that loop, and show() is called
-//!   show():  running loop: the hub's, tracer    before anything else of the loop runs (`Reactor::hidden`)
+//!   show():  the hub's loop is the running one again, and the tracer is back. This happens before anything else of
+//!            the loop runs (`Reactor::hidden`)
 //! ```
 //!
 //! If a greenlet starts a loop while the hub's loop is hidden, the new loop is the thread's running loop until the hub

@@ -41,7 +41,7 @@ pub(super) enum OperationKind {
     Writable,
     /// Not an operation on a socket: returns the answer of `getaddrinfo` for a host that needs no lookup.
     Answer,
-    /// Not an operation on a socket: raises the exception of `getaddrinfo` for such a host.
+    /// Not an operation on a socket: raises the exception of `getaddrinfo` for a host that needs no lookup.
     Refusal,
 }
 
@@ -370,7 +370,7 @@ fn by_name<'py>(
     new_objects::attribute(socket, name)?.call1(args)
 }
 
-/// Calls the method for the operation. Raises the method's `BlockingIOError`.
+/// Calls the socket's method for the operation. If the method raises `BlockingIOError`, so does this function.
 fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<Attempt<'py>> {
     let py = this.py();
     let argument = |cell: &crate::binding::object_cell::ObjectCell| cell.get(py).unwrap_or_else(|| none(py));

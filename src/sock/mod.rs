@@ -5,9 +5,9 @@
 //! - `plain_socket`: the sockets that native code may use without calling their methods
 //!
 //! Each operation (except `_wait_writable`) first makes the system call, and waits only if the call would block. While
-//! it waits, it has an entry in the loop's fd table (`event_loop::reactor::descriptors::waiting`). The event only wakes
-//! the coroutine, and the coroutine repeats the call. So a task that is cancelled while it waits has taken no data from
-//! the socket, and the next operation finds all of it.
+//! it waits, it has an entry in the loop's fd table (`event_loop::reactor::descriptors::waiting`). When the socket is
+//! ready, the loop only wakes the coroutine, and the coroutine repeats the call. So a task that is cancelled while it
+//! waits has taken no data from the socket, and the next operation finds all of the data.
 
 mod attempts;
 mod operation;
@@ -24,7 +24,7 @@ use crate::binding::rows::{extend_type, row};
 use crate::event_loop::pyloop::LoopObject;
 use attempts::OperationKind;
 
-/// Adds the types to the module, and the methods to `grapeshot._core.Loop`.
+/// Makes the type of the operations, and adds the methods to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     plain_socket::register(module.py())?;
     operation::register(module)?;

@@ -10,7 +10,8 @@
 //! of our transports, and a drain with nothing to wait for. In almost all other cases (the end of the stream,
 //! exceptions, limits, flow control, other loops) asyncio's own functions work on the same objects, so these cases work
 //! exactly as in the running version of Python. For an object of a subclass, and for one with methods that a program
-//! has replaced, asyncio's functions do everything. (Only `write()` stays native, since it just calls the transport.)
+//! has replaced, asyncio's functions do everything. (Only the writer's `write()` and the protocol's `data_received()`
+//! stay native, since they just call the transport and the reader.)
 //!
 //! The objects are used on their loop's thread only.
 

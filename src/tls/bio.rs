@@ -49,7 +49,8 @@ pub(super) struct Buffers {
 }
 
 // SAFETY: the pointers lead to memory that may be used from any thread. `lend` and `open_window` demand that the memory
-// is valid until it is withdrawn. Withdrawing it takes the lock, so no other thread is using it then.
+// is valid until `withdraw` or `close_window` is called. Code that calls these functions holds the lock, so no other
+// thread is using the memory at that moment.
 unsafe impl Send for Buffers {}
 
 impl Buffers {

@@ -11,8 +11,8 @@
 //! 3. The Python methods are called: always for an instance of a subclass (`SSLContext.sslobject_class`), which may
 //!    override them.
 //!
-//! Every call may run Python code (callbacks for SNI, ALPN, PSK, the key log and messages), which may re-enter the
-//! transport, so nothing is borrowed during a call.
+//! Every call may run Python code (callbacks for SNI, PSK and messages), which may re-enter the transport. So nothing
+//! is borrowed during a call.
 
 use std::ptr::{self, NonNull};
 
@@ -396,7 +396,7 @@ impl Engine {
 fn may_be_direct(object: &Bound<'_, PyAny>, bios: [&Bound<'_, PyAny>; 2]) -> PyResult<bool> {
     let py = object.py();
     for bio in bios {
-        // If the program has replaced `wrap_bio()`, its own function may have kept or used a BIO.
+        // If a program has replaced `wrap_bio()` with another function, that function may have kept or used a BIO.
         // SAFETY: a live object.
         let references = unsafe { ffi::Py_REFCNT(bio.as_ptr()) };
         let is_new = references == 1

@@ -35,7 +35,7 @@ pub(super) struct BioMethod([u8; 0]);
 
 /// `CRYPTO_EX_INDEX_SSL`: the class of `SSL` objects.
 const CLASS_SSL: c_int = 0;
-/// The index at which `_ssl` stores a pointer to its own object in each `SSL` (`SSL_set_app_data`).
+/// The index at which `_ssl` stores a pointer to the `_SSLSocket` in each `SSL` (`SSL_set_app_data`).
 const APP_DATA: c_int = 0;
 /// `SSL_ERROR_WANT_READ`: the call has stopped because it needs more ciphertext.
 const WANT_READ: c_int = 2;

@@ -151,8 +151,8 @@ unsafe fn close_inner(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()
     }
 }
 
-/// Calls the application's `eof_received()`, but only once. Its result makes no difference, because TLS has no
-/// half-closed state here.
+/// Calls the application's `eof_received()`, but only once. Its result makes no difference: as in asyncio, a TLS
+/// transport always closes both directions together.
 pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
     if this.notified.get() != Notified::Made {

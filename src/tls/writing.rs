@@ -58,17 +58,17 @@ impl Flushable for TlsObject {
     }
 
     /// Usually leaves the flush to the caller of `corked`, which may deliver more data first. But if the callback has
-    /// raised, the caller does not flush, because the connection ends or the exception leaves the loop. The writes are
-    /// then sent here.
+    /// raised, the caller does not flush, because the connection ends or the exception leaves the loop. So in that case
+    /// the writes are sent here.
     #[inline]
     fn uncork(this: Tls<'_>, has_raised: bool) -> PyResult<()> {
         if has_raised { send_collected(this) } else { Ok(()) }
     }
 }
 
-/// Encrypts and sends all collected plaintext, held or corked. If there is none, this sends nothing, not even TLS's own
-/// messages: if sending those failed, the application would learn of the error before it got the data that came
-/// together with the end of the handshake.
+/// Encrypts and sends all plaintext that was held or corked. If there is no such plaintext, nothing is sent, not even
+/// handshake messages that OpenSSL has written. If sending these messages failed, the application would learn of the
+/// error before it got the data that came together with the end of the handshake.
 pub(super) fn send_collected(this: Tls<'_>) -> PyResult<()> {
     if this.state.get() == State::Open && !this.backlog.is_empty() {
         return flush(this);

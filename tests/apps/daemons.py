@@ -328,8 +328,8 @@ class RabbitMQ(Daemon):
 
     def prepare(self) -> None:
         self.write("enabled_plugins", "[].")
-        # RabbitMQ writes its log into this file and not into `log`: root has opened `log`, so the server's account
-        # cannot open it by its name.
+        # RabbitMQ opens its log file by name. It cannot use `log`: if root runs the tests, root owns that file, and the
+        # server's account may not write to it.
         self.own_log = self.folder / "rabbitmq.log"
 
     def __exit__(self, *_error: object) -> None:

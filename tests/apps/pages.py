@@ -26,7 +26,7 @@ def of_page(page: Path) -> list[Block]:
 
 
 def need(what: str) -> None:
-    """Skip the test if coros, a program or a package is not available. requirements.py may fail the test instead."""
+    """Skip the test if coros, a program or a package is missing. requirements.py says when it fails instead."""
     if what == "coro":
         if not coro_is_available():
             pytest.skip("no coros on this interpreter")

@@ -1,10 +1,10 @@
 """Programs and packages that the application tests need. A missing one skips the test, or fails it.
 
-A skipped test gives the reason, and the summary of the run repeats it (see conftest.py). These environment variables
-make tests fail instead of skipping them. Each variable is for tests that lack one of the things in its line:
+A skipped test gives the reason, and the summary of the run repeats it (see conftest.py). With one of these environment
+variables, a test fails instead of being skipped if the following is missing:
 
-- `REQUIRE_SERVERS=1`: a program, or a package of requirements/dev.txt. .ci/run and .ci/matrix set this variable if they
-  find or can install the servers.
+- `REQUIRE_SERVERS=1`: a program that is not named below, or a package of requirements/dev.txt. .ci/run and .ci/matrix
+  set this variable if they find or can install the servers.
 - `REQUIRE_FRAMEWORKS=1`: a package of requirements/frameworks.txt. .ci/matrix sets this variable.
 - `REQUIRE_RABBITMQ=1`: RabbitMQ. .ci/matrix sets this variable if it finds or can install RabbitMQ.
 - `REQUIRE_NODE=1`: Node.js (see pages.py).

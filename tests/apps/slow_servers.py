@@ -1,7 +1,7 @@
 """Servers that answer late, and servers that misbehave, for the tests of blocking clients.
 
 They run on asyncio's own loop, in a real thread of the test's process. A slow server delays one answer to each
-client until a given number of clients wait for that answer at once; DELAY_S later, it sends all of them the answer.
+client until a given number of clients wait at the same time. DELAY_S later, it answers all of them.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that holds the extension module."""
     cargo = program("cargo", "Rust, https://rustup.rs", os.path.expanduser("~/.cargo/bin"))
     target = ROOT / "target" / "examples" / ("abi3" if HAS_GIL else f"cpython-{sys.version_info.minor}t")
-    # A free-threaded Python has no stable ABI. There, the module is built for this interpreter only.
+    # A free-threaded Python cannot load an abi3 module. There, the module is built for this interpreter only.
     interpreter = {"PYO3_NO_PYTHON": "1"} if HAS_GIL else {"PYO3_PYTHON": sys.executable}
     command = [cargo, "build", "--locked", "--quiet", "--manifest-path", str(EXAMPLE / "Cargo.toml")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYO3_")}

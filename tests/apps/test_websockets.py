@@ -1,4 +1,4 @@
-"""The websockets library on the loop under test, server and client: ws, wss and websockets over a unix socket."""
+"""The server and the client of the websockets library on the loop under test, over TCP, TLS and unix sockets."""
 
 from __future__ import annotations
 

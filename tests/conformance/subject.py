@@ -77,7 +77,7 @@ class Substitution:
         substitution = self
 
         class Meta(type):
-            """Calling the class makes a loop of the subject. `isinstance` counts such a loop as one of the class."""
+            """Calling the class makes a loop of the subject. For such a loop, `isinstance(loop, the_class)` is true."""
 
             def __call__(cls, selector: Any = None) -> asyncio.AbstractEventLoop:
                 return substitution.make_loop(selector)

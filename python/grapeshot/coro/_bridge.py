@@ -111,7 +111,10 @@ async def _await(awaitable: Awaitable[Any]) -> Any:
 
 
 def _drive(coro: Any, steps: Any) -> Any:
-    """Run a coroutine to its end on this coro's stack, as a task runs one in its steps."""
+    """Run a coroutine to its end on this coro's stack.
+
+    When the coroutine yields a future, the coro waits for the future, as a task does.
+    """
     raised: BaseException | None = None
     interruption: BaseException | None = None
     awaited: Any = None
@@ -342,6 +345,6 @@ def _runs_threads(executor: concurrent.futures.Executor) -> bool:
     """Whether the executor is known to use threads of this interpreter, to which a context can be passed."""
     if not isinstance(executor, concurrent.futures.ThreadPoolExecutor):
         return False
-    # Each thread of this executor, which Python has from 3.14 on, runs an interpreter of its own.
+    # InterpreterPoolExecutor (Python 3.14 and later) is a subclass, but each of its threads runs another interpreter.
     interpreters: type | None = getattr(concurrent.futures, "InterpreterPoolExecutor", None)
     return interpreters is None or not isinstance(executor, interpreters)

@@ -301,10 +301,11 @@ def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
 
 
 class _TasksAndCoros(weakref.WeakSet["Any"]):
-    """Asyncio's set of tasks of other classes than :class:`asyncio.Task` gets this class, and then contains all coros.
+    """The class that :func:`_add_coros_to_tasks` gives to asyncio's set of tasks.
 
-    (Before Python 3.14, the set also contains asyncio's own tasks.) The coros are not added one by one. That would take
-    time for each of them, and loops in different threads would wait for each other whenever they change the set.
+    The set then contains all coros. From Python 3.14 on, asyncio keeps its own tasks elsewhere, and the set has only
+    tasks of other classes. The coros are not added one by one. That would take time for each of them, and loops in
+    different threads would wait for each other whenever they change the set.
     """
 
     # Kept here, because `all_tasks()` may be called at exit, when the names of this module are gone.

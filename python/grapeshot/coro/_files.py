@@ -303,8 +303,8 @@ class file_sock(fd_sock):  # noqa: N801
 
     ``file`` is a binary file object or a descriptor. With ``closefd``, :meth:`close` closes it. If a file object has a
     write buffer, the buffer is flushed when the ``file_sock`` is made. Block devices and directories are treated like
-    regular files. Everything else works as in :class:`fd_sock`; if it is a pipe, data that the file object has already
-    read into its buffer is not seen.
+    regular files. Files of all other kinds work as in :class:`fd_sock`. Data that a file object has already read from a
+    pipe into its buffer is not seen.
 
     The object has its own position in a regular file (:meth:`tell`, :meth:`seek`), which starts at the file's position.
     The file's position then stays where it is, unless the file is in append mode and the object writes. An interrupted

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # Objects that belong to the parent. The child never frees them: that could run their finalizers and `finally` blocks.
 _forgotten: list[Any] = []
 # While a coro of this thread forks, `_forking.tasks` has the tasks of the loop. They are listed before the fork because
-# from Python 3.14 on asyncio's own list is empty in the child. (The child must unregister them all the same: when the
-# oldest of these tasks ends there, asyncio's list has the others again.)
+# from Python 3.14 on asyncio's own list is empty in the child. (The child must unregister them all the same. They
+# are still linked to each other: if only the oldest task were removed, asyncio's list would lead to the others again.)
 _forking = threading.local()
 
 

@@ -1,4 +1,4 @@
-"""The latency warning: logs which coro, task, callback or protocol method blocks a loop, while it is still blocking.
+"""The latency warning: logs which coro, task, callback or protocol method blocks a loop.
 
 ``GRAPESHOT_LATENCY_WARNING`` sets the limit at the start of the process. Examples: ``0.5``, ``0`` (off),
 ``0.5,stack,always``.

@@ -29,7 +29,7 @@ _ADVICE = "Use only one of the two in a process, and run code that needs the oth
 
 
 def check(what: str, kind: type[Exception]) -> None:
-    """Raise ``kind``, saying that ``what`` cannot work, if another patcher has patched the standard library."""
+    """Raise ``kind`` if another patcher has patched the standard library. ``what`` begins the error message."""
     for name, note in _NOTES.items():
         if getattr(sys.modules.get(name), note, None):
             raise kind(

@@ -72,5 +72,5 @@ def all_threads() -> dict[int, Coro[Any]]:
 
 
 def get_thread_by_id(ident: int) -> Coro[Any]:
-    """Return the live coro of this thread with that id. Raises KeyError if there is no such coro."""
+    """Return the live coro that has this id and belongs to this thread. Raises KeyError if there is none."""
     return all_threads()[ident]

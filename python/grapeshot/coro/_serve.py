@@ -5,7 +5,7 @@
             '------ wait for more -----'      (it does not hold a place while it waits)
 
 A ``limit`` sets the number of places, and each open connection holds one. A server belongs to the thread in which
-``serve`` was called, and to the loop that runs there, or will run.
+``serve`` was called, and to the loop that runs, or will run, in this thread.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class _Other:
         self._plain, self._listen = plain, listen
         self._loop: Any = None
         self.server: Any = None
-        # Set if serve() fails or the interpreter exits, which may happen before this thread has started its server.
+        # Set if serve() fails or the interpreter exits. Either may happen before the thread has started its server.
         self.must_end = False
         self.has_started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.has_ended: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -73,7 +73,7 @@ class _Other:
             self.tell("stop", 0)
 
     def tell(self, method: str, *args: Any) -> None:
-        """Let this thread call a method of its server. Does not wait for the call."""
+        """Let the further thread call a method of its server. Does not wait for the call."""
         if not self.has_ended.done():
             try:
                 _threads.spawn_on(self._loop, getattr(self.server, method), *args)
@@ -162,7 +162,7 @@ class ServerInThreads(Server):
             other.tell(method, *args)
 
     def _on_thread_end(self, other: _Other) -> None:
-        """Called in this thread when another one has ended."""
+        """Called in the thread that called ``serve``, when one of the other threads has ended."""
         if other.has_ended.exception() is not None and not self._is_closed.is_set():
             message = f"Thread {other.name!r} of a server has failed; the server is closed"
             self._loop.call_exception_handler({"message": message, "exception": other.has_ended.exception()})
@@ -205,7 +205,7 @@ def serve_in_threads(
         for part in parts:
             name = f"{server._name}-{len(others) + 2}"
             others.append(_Other(name, part, functools.partial(listen, limits[len(others) + 1])))
-            others[-1].has_started.result()  # may block: the new thread needs nothing from this one to start
+            others[-1].has_started.result()  # blocks; no deadlock, because the new thread does not wait for this one
             server._others = tuple(others)
     except BaseException:
         for part in parts[len(others) :]:

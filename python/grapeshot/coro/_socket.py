@@ -1,8 +1,8 @@
 """Sockets whose calls let other coros run while they wait: :class:`sock` and the functions that make them.
 
 A ``sock`` is a :class:`socket.socket`, with the same methods, results and errors. A call waits only if the operation
-would block. A coro that is interrupted while it waits loses no data: the next call gets it. This does not
-apply to ``sendall``: as with every socket, it is not known after an error how much was sent.
+would block. A coro that is interrupted while it waits loses no data: the next call gets it. This does not apply to
+``sendall``: as with every socket, it is not known after an error how much was sent.
 
 Outside of coros, the same object blocks the thread, like an ordinary socket.
 """
@@ -32,8 +32,8 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
 
     ``sock(family=AF_INET, type=SOCK_STREAM, proto=0, fileno=None)``
 
-    ``settimeout`` limits how long one call may take; after that, it raises :class:`TimeoutError`. One coro at a time
-    may wait to read, and one to write; a second one gets :class:`SimultaneousError`. Closing the socket raises
+    ``settimeout`` limits how long one call may take; a call that takes longer raises :class:`TimeoutError`. One coro at
+    a time may wait to read, and one to write; a second one gets :class:`SimultaneousError`. Closing the socket raises
     :class:`ClosedError` in the coros that wait on it. Calls that succeed without waiting are counted, and after a few
     of them the coro yields (see :func:`set_selfishness`), so that a busy connection does not starve other coros.
     """

@@ -20,8 +20,8 @@ def where(co: Coro[Any]) -> str:
     """Return where a coro is suspended, as ``file:line function|file:line function``, the outermost frame first.
 
     For a coro that is not suspended, return its state: ``new``, ``ready`` (not begun), ``running`` or ``done``. The
-    coro may belong to another thread. In a free-threaded Python, the result is then only the coro's state, because no
-    GIL keeps the coro suspended meanwhile. No references to the frames are kept.
+    coro may belong to another thread. In a free-threaded Python, the result for a coro of another thread is only its
+    state, because no GIL keeps that coro suspended meanwhile. No references to the frames are kept.
     """
     try:
         frame: FrameType | None = co.get_frame()

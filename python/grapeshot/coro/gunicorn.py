@@ -101,8 +101,8 @@ class _Client(coro.sock):
 
     # b"" when a response begins, then its head until the head is sent, None afterwards.
     _head: bytes | None = None
-    # A lock that keeps the bytes of one `send` together, because several coros of the application may call `send`. It
-    # is made at the first such call.
+    # A lock that keeps the bytes of one `send` together, because several coros of the application may call `send`. The
+    # first `send` without a timeout makes the lock.
     _sending: Any = None
 
     def begin_answer(self) -> None:

@@ -21,8 +21,8 @@ def register(signum: int, fn: Callable[[int], object]) -> None:
     """Call ``fn(signum)`` in a new coro whenever the signal arrives. This replaces an earlier handler of the signal.
 
     The coro runs in a copy of the context in which ``register`` was called. If a signal arrives while its handler is
-    still running, a second call of the handler runs concurrently. The handler belongs to the loop that runs in this
-    thread, or will run next, and is removed when that loop is closed.
+    still running, a second call of the handler runs concurrently. The handler belongs to the loop of this thread (the
+    running one, or else the one that will run next), and is removed when that loop is closed.
 
     Raises:
         TypeError: ``fn`` cannot be called or is an async function, or ``signum`` is not an int.

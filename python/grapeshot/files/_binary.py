@@ -84,7 +84,7 @@ class BinaryFile(RawFile):
         self._move_to(position)
 
     async def _fill(self) -> bool:
-        """Read ahead; return False at the end of the file. The caller has taken all that was read ahead before."""
+        """Read ahead; return False at the end of the file. This drops data that was read ahead earlier."""
         self._ahead, self._taken = await self._read_some(self._buffer_size), 0
         return bool(self._ahead)
 
@@ -309,6 +309,6 @@ class BinaryFile(RawFile):
             self._queue.start("write", fd, data, self._offset(), on_end=on_end)
         except RuntimeError:  # the loop is closed
             pass  # `start` has called on_end, which closes the file
-        except OSError as exc:  # there is no thread that could write; the file is closed as well
+        except OSError as exc:  # there is no thread that could write; on_end was called in this case, too
             context = {"message": "the buffered data of a file was not written", "exception": exc, "file": self}
             self._queue.loop.call_exception_handler(context)

@@ -1,6 +1,6 @@
 """What all files have in common, and :class:`RawFile`, which has no buffer.
 
-The object of a file that was opened by its path usually keeps the position itself and passes it to each call, so that
+If a file was opened by its path, the file object usually keeps the position itself and passes it to each call, so that
 an interrupted read does not move the position. Pipes, files in append mode, and files that were opened by a descriptor
 use the descriptor's own position instead. Bytes that an interrupted read has taken from such a file are given to the
 next read.

@@ -158,7 +158,7 @@ class TextFile(AsyncFile):
         self.buffer._go_back(position)
 
     async def _decode_more(self) -> bool:
-        """Decode the next chunk; return False at the end of the file. The caller has taken all text decoded before."""
+        """Decode the next chunk; return False at the end of the file. This drops text that was decoded earlier."""
         buffer = self.buffer
         kept, flags = self._decoder.getstate()
         chunk = await buffer.read1(_CHUNK_SIZE)

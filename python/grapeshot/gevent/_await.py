@@ -51,14 +51,14 @@ def await_(awaitable: Awaitable[_T]) -> _T:
             "await_() was called in a task or callback, which runs in the hub: use await there"
         )
     future = _as_future(loop, awaitable)
-    # run() of the hub's loop must not return while the greenlet waits, and asyncio's work alone does not prevent that.
+    # asyncio's work alone does not keep run() of the hub's loop from returning, so hold a reference during the wait.
     loop.ref()
     try:
         return _wait(loop, future)
     except BaseException:
         future.cancel()
         while not future.done():
-            # A second interruption does not end the wait for the task's cleanup.
+            # A second GreenletExit or Timeout does not end the wait for the task's cleanup.
             with contextlib.suppress(gevent.GreenletExit, gevent.Timeout):
                 _wait_for_end(loop, future)
         raise

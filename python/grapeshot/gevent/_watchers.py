@@ -31,8 +31,9 @@ EVENTS = _core._HUB_EVENTS
 
 
 class Watcher:
-    """The base class of watchers. A subclass starts watching in ``_begin``, and stops in ``_end``. It calls ``_fire``
-    when its event happens.
+    """The base class of watchers.
+
+    A subclass starts watching in ``_begin``, and stops in ``_end``. It calls ``_fire`` when its event happens.
     """
 
     def __init__(self, loop: Loop, ref: bool = True, priority: int | None = None) -> None:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from ._tree import tree as tree
     from ._waits import Node as Node
 
-# Each module is imported when one of its names is first used: loops import this package for a few of the modules, and
-# few programs use the others.
+# Each module is imported when one of its names is first used. A loop needs only a few of the modules, and few programs
+# use the others.
 _MODULE_OF = {
     "Accounting": "_accounting",
     "Cpu": "_charges",

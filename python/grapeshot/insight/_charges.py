@@ -34,7 +34,8 @@ class Cpu:
     steps: int
     """How often it ran: steps of a task, runs of a coro, events of a connection."""
     ended: int
-    """0 for a single owner that is alive. Otherwise the number of ended owners, all alike, whose times are added up."""
+    """The number of ended owners, all alike, whose times are added up. 0 for a single owner that is alive, and for
+    owners that do not support weak references, because nothing tells when these end."""
     place: str | None = None
     """Where its function begins, as ``file:line``."""
     alike: str = dataclasses.field(default="", repr=False)

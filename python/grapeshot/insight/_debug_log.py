@@ -7,8 +7,8 @@
 | ``tls`` | ``grapeshot.tls`` | the start of each handshake, and its cipher or why it failed; the end of the input |
 
 ``io`` and ``tls`` cover transports only, not the sockets of coros and not ``sock_*``. The records have the level DEBUG.
-They go to stderr if the program has not configured logging. The variable is read when the package makes its first loop.
-If it is not set, the only cost is the test of a flag for each read and send.
+They go to stderr if the program has not configured logging. The variable is read once, when a loop is made while the
+variable is set. If it is not set, the only cost is the test of a flag for each read and send.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _is_read = False
 _reading = real_rlock()
 
 
-class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]  # a class without items
+class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]  # the type of its stream does not matter
     """Writes to stderr, unless the program has handlers of its own."""
 
     def __init__(self) -> None:

@@ -137,8 +137,8 @@ def _socket_kind(sock: _tree.Socket, listening: set[str], local: Counter[str]) -
     if server is not None:
         return f"{kind} connection accepted by the server at {server}"
     if sock.local and local[sock.local] > 1:
-        # Normally only accepted connections share a local address. Their server no longer listens, or it is in another
-        # process.
+        # Normally only accepted connections share a local address. This one was accepted by a server that no longer
+        # listens, or that is in another process.
         return f"{kind} connection accepted at {sock.local}"
     return f"{kind} connection to {sock.peer or 'an unnamed socket'}"
 

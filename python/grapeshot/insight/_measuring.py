@@ -43,14 +43,14 @@ class SlowCallback:
     kind: str
     """``"task"``, ``"coro"``, ``"callback"``, ``"protocol"`` or ``"server"`` (accepting)."""
     name: str
-    """The name of the task or coro, the qualified name of the callback or of the protocol's class."""
+    """The name of the task or coro, or the qualified name of the callback or of the protocol's class."""
     started_s: float
     """When it began, in seconds of ``time.monotonic()`` and ``loop.time()``."""
     duration_s: float
     stack: tuple[str, ...]
     """Its stack, as the lines of a traceback. The stack is taken when the callback has run for at least half of the
-    smallest ``seconds`` of all listeners with ``stacks``. Empty if there is no such listener, if C code kept the GIL so
-    that the watching thread could not run, or if there is no GIL."""
+    smallest ``seconds`` of all listeners with ``stacks``. Empty if no listener has ``stacks``, if C code kept the GIL
+    so that the watching thread could not run, or if there is no GIL."""
     subject: Subject | None = field(default=None, repr=False)
     """Its kind, name, function and place. The name is empty if it is a default name such as ``Task-7``."""
 
@@ -60,7 +60,7 @@ def measure_callbacks(self: BaseLoop, enabled: bool = True) -> None:
 
     The results are ``callback_durations`` and ``scheduling_delays`` of :meth:`statistics`. One measurement covers one
     callback or task step, one run of a coro until it waits, or the calls of a protocol's methods for one event of a
-    transport. While there are slow listeners, measuring continues even if ``enabled`` is false.
+    transport. While there are listeners for slow callbacks, measuring continues even if ``enabled`` is false.
     """
     measuring = _of(self)
     measuring.is_wanted = enabled
@@ -126,7 +126,7 @@ def _of(loop: BaseLoop) -> _Measuring:
 
 
 class _Measuring:
-    """The slow listeners of a loop, the thread that takes stacks for them, and whether `measure_callbacks` is on."""
+    """A loop's listeners for slow callbacks, the thread that takes stacks, and whether `measure_callbacks` is on."""
 
     def __init__(self, loop: BaseLoop) -> None:
         self._loop = weakref.ref(loop)

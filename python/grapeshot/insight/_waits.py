@@ -1,8 +1,9 @@
 """Builds the tree of a loop's tasks and coros: which of them waits for which, and their stacks.
 
 Nothing is recorded while the program runs: everything is read from the objects that exist at this moment. The only code
-of the program that runs is the ``repr`` of the objects that are waited for. ``coro._run_info`` reads the parts that are
-specific to coros. ``grapeshot.coro`` imports that module, which sets ``hooks.coros_of``. Nothing here imports it.
+of the program that runs is the ``repr`` of the objects that are waited for. The module ``coro._run_info`` reads the
+parts that are specific to coros. It sets ``hooks.coros_of`` when ``grapeshot.coro`` imports it. Nothing here imports
+``coro._run_info``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
         def describe(self, co: Any) -> tuple[str | None, list[Any]]:
             """Describe what a coro waits for, and return the coros and tasks it depends on, such as a lock's holder.
 
-            If it waits for the future in its ``_awaited``, the description is None.
+            If the coro waits for the future in its attribute ``_awaited``, the description is None.
             """
 
         def frames(self, co: Any) -> Iterator[FrameType]:
@@ -62,7 +63,7 @@ class Node:
     stack: list[str]
     """The lines of its stack, as in a traceback."""
     below: list[Node]
-    """The coros and tasks that it waits for. If several wait for the same one, they share its node."""
+    """The coros and tasks that it waits for. Each coro or task has one node, even if several others wait for it."""
     waiter: Any = dataclasses.field(repr=False, compare=False)
     """The coro or task itself."""
 
@@ -101,7 +102,7 @@ class Waits:
         for task in self.tasks:
             self._add_task(task, task is running)
         for waiter in self._every:
-            # From Python 3.14 on, a future knows the tasks that await it, also through task groups.
+            # From Python 3.14 on, a future knows the tasks that await it, directly or through a task group.
             for other in getattr(waiter, "_asyncio_awaited_by", None) or ():
                 if other in self._known:
                     self._below[other][waiter] = None
@@ -287,7 +288,7 @@ def count(number: int, what: str) -> str:
 
 
 def is_coro(waiter: Any) -> bool:
-    """Whether ``waiter``, a task in the view of asyncio, is a coro."""
+    """Whether ``waiter``, which asyncio regards as a task, is a coro."""
     return isinstance(waiter, _core.Coro)
 
 

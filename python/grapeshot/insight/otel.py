@@ -73,7 +73,7 @@ def export(
 
 
 class Exporter:
-    """Exports a loop's statistics. :func:`export` returns an exporter. A ``with`` statement closes it at its end."""
+    """Exports a loop's statistics. :func:`export` returns an exporter. The end of a ``with`` block closes it."""
 
     def __init__(self, loop: Loop, attributes: Attributes) -> None:
         self._loop: Loop | None = loop

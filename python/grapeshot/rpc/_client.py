@@ -164,7 +164,7 @@ class Client:
                 connection.abandon(number, future)
                 raise
             finally:
-                del future  # break a reference cycle: its exception's traceback refers to this frame
+                del future  # break a cycle: the traceback of the future's exception refers to this frame
 
     async def _call_in_time(
         self, method: str, args: Any, kwargs: Any, timeout: float | None, inherited: float | None

@@ -95,7 +95,7 @@ class ClientConnection(Connection):
         if self._takes_short_calls() and (number := self._send_request(target, request, MIN_COUNTED)):
             return number
         self._queue.append((target, request))
-        if not self.is_open:  # the end of the connection was already handled, so nothing else would fail the queue
+        if not self.is_open:  # connection_lost() may have run already, so nothing else would end the queued calls
             self._fail_queue()
         return 0
 
@@ -128,7 +128,7 @@ class ClientConnection(Connection):
         return self._encode((REQUEST, number, method, args))
 
     def _send_request(self, target: Target, request: Request, limit: float = math.inf) -> int:
-        """Send a request and return its number, or do nothing and return 0 if it has ``limit`` bytes or more."""
+        """Send a request and return its number. If it has ``limit`` bytes or more, send nothing and return 0."""
         # set before sending, because flush() records it
         self._last = number = self._last + 1
         packet = self._encode_request(number, request)

@@ -24,8 +24,8 @@ from ._codecs import Codec, Msgpack
 from ._messages import MAX_HELLO, MIN_COUNTED, PING, PONG, Hello, decode_hello
 from ._packet_stream import MAX_LENGTH, PacketStream
 
-# A peer is regarded as dead after two to three times this many seconds. So a peer may compute for a minute, or be
-# stopped in a debugger, without being regarded as dead.
+# A peer is regarded as dead after two to three times this many seconds without data. So a computation or a debugger may
+# stop the peer's loop for a minute.
 KEEPALIVE_S = 60.0
 
 
@@ -96,8 +96,8 @@ class Connection(PacketStream):
     def take_ping(self) -> None:
         """Answer a PING, unless the peer is not reading.
 
-        Such a peer has data to read, which shows it that this end is alive. If this end answered all its PINGs, the
-        unread answers would use more and more memory.
+        A peer that does not read still has data from this end to read. That data tells the peer that this end is alive,
+        so a PONG is not needed. If each PING were answered, the unread PONGs would use more and more memory.
         """
         if self.can_write:
             self.send_packet(self._encode((PONG, 0)))

@@ -213,10 +213,10 @@ class Server:
     async def close(self, timeout: float | None = 10.0) -> None:
         """Stop listening, tell all clients to send no more calls, wait for the calls under way, close the connections.
 
-        Calls that have not ended after ``timeout`` seconds are cancelled; None means no limit. Their cleanup may take
-        as long again; then the connections are aborted. Calls that arrive after the clients were told to stop are not
-        run; their clients send them again, to the next server at this address. If this coroutine is cancelled, it
-        cancels the calls at once.
+        Calls that have not ended after ``timeout`` seconds are cancelled. The cleanup of cancelled calls may take as
+        long again; then the connections are aborted. None means no limit. Calls that arrive after the clients were told
+        to stop are not run; their clients send them again, to the next server at this address. If this coroutine is
+        cancelled, it cancels the calls at once.
         """
         self._is_closing = True
         for server in self._servers:

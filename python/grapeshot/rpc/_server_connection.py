@@ -31,8 +31,9 @@ _logger = logging.getLogger("grapeshot.rpc")
 # How long a client may take to send its hello. The TLS handshake before it may take as long again.
 HELLO_S = 10.0
 _MAX_TEXT = 16 * 1024
-# A stream that does not have to wait yields after _TURN_ITEMS items or _TURN_S, whichever comes first. If many calls of
-# a connection are under way, it yields earlier: after _SHARED_ITEMS divided by their number, but not before one item.
+# A stream that does not have to wait lets other tasks run after _TURN_ITEMS items or _TURN_S seconds, whichever comes
+# first. If many calls of a connection are under way, they share _SHARED_ITEMS: each stream sends its part of them, but
+# at least one item, before it lets other tasks run.
 _TURN_ITEMS = 128
 _SHARED_ITEMS = 1024
 _TURN_S = 0.001

@@ -69,11 +69,15 @@ class Stream(AsyncIterator[Any]):
                 self._connection = connection
                 inbox = self._inbox = Inbox()
                 self._loop = asyncio.get_running_loop()
-                self._connection.start(inbox, self._request)
+                try:
+                    self._connection.start(inbox, self._request)
+                except BaseException:
+                    inbox.end()
+                    raise
             while not inbox.items and not inbox.done():
                 try:
                     await inbox.wait()
-                except RuntimeError:  # another task reads this stream, and goes on
+                except RuntimeError:  # another task is reading this stream, so do not cancel the call
                     raise
                 except BaseException:
                     # __del__ would cancel the call too late, because the exception's traceback keeps this stream alive.

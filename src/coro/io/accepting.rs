@@ -57,7 +57,7 @@ impl Operation for Accept {
 
 /// `accept` on a descriptor that has been set to blocking mode, most likely by a process that shares it. That process
 /// may take the connection just before this call of `accept`, which would then block. No flag of the system call
-/// prevents that, so in a coro a real thread makes the call.
+/// prevents that. So if a coro accepts, a real thread makes the system call for it.
 #[cold]
 fn accept_shared<'py>(socket: &Socket<'py>, surroundings: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
     let (py, fd) = (socket.py(), socket.descriptor()?);

@@ -133,8 +133,8 @@ fn parameters(method: Method) -> &'static [(&'static str, Parameter)] {
 pub(super) struct BaseCall {
     method: Method,
     pub(super) args: Args<'static, 'static>,
-    /// The converted arguments, by position. None before the first attempt; also later, if the arguments do not fit the
-    /// parameters.
+    /// The converted arguments, by position. None before the first attempt. If the arguments do not fit the parameters,
+    /// this stays None.
     converted: Option<Box<[Py<PyAny>]>>,
     has_begun: bool,
 }

@@ -17,7 +17,8 @@
 //! ```
 //! The system call is made by the coro itself, never by the event handler. So a wait that is interrupted, even after
 //! its event, has taken nothing from the descriptor. A coro uses a socket in the thread of its loop. A thread in which
-//! no coro runs can use the same socket object. Its calls then block the thread, like those of Python's own sockets.
+//! no coro runs can use the same socket object. There, the socket's methods block the thread, like those of Python's
+//! own sockets.
 
 mod accepting;
 mod at_once;

@@ -264,7 +264,7 @@ impl Wait {
         });
         if has_begun {
             if waiting.set(fd, Direction::Read, coro).is_err() {
-                // The caller then calls `begin_in`, which is refused, too, and raises an error.
+                // The caller then calls `begin_in`. The socket refuses that wait, too, so `begin_in` raises an error.
                 forget(coro, fd, Direction::Read);
                 return false;
             }

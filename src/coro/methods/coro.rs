@@ -26,7 +26,8 @@ pub(super) fn check_thread(coro: Coro<'_>) -> PyResult<()> {
     coro.check_thread(coro.py())
 }
 
-/// Like `check_thread`, and raises `RuntimeError` if the coro's loop is closed, because nothing could run the coro.
+/// Does the same as `check_thread`. Also raises `RuntimeError` if the coro's loop is closed, because nothing could run
+/// the coro.
 fn check_schedulable(coro: Coro<'_>) -> PyResult<()> {
     check_thread(coro)?;
     match coro.event_loop.get(coro.py()) {

@@ -143,7 +143,8 @@ pub(super) fn live<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> 
     Ok(PyList::new(py, with_runtime(|runtime| runtime.live.all(py)))?.into_any())
 }
 
-/// `_coro_live_tasks()`: the live coros of all threads for `asyncio.all_tasks()`, without daemons (`_make_daemon`).
+/// `_coro_live_tasks()`: returns a list of the live coros of all threads, for `asyncio.all_tasks()`. Daemons
+/// (`_make_daemon`) and coros that a program has unregistered from asyncio's tasks are left out.
 pub(super) fn live_tasks<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     live::tasks_of_all_threads(py)
 }

@@ -117,7 +117,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             stacks::set_slots,
             _coro_set_stack_slots as set_stack_slots,
             "\
-                Let new coros of this thread share count stacks (1 to 4096).\n\n\
+                Set how many stacks the new coros of this thread share (count: 1 to 4096).\n\n\
                 None, the default: up to eight coros at a time have a stack each, and all others \
                 share one."
         ),

@@ -23,8 +23,9 @@
 //! count for each reference that is reported. Deferred references were never counted, so they must not be reported in
 //! this phase. In the second phase, the collector looks for everything that is reachable, so deferred references must
 //! be reported. To tell the phases apart, CPython's `_PyGC_VisitStackRef` compares the visitor with the two functions
-//! that subtract. These are not exported. But they are the only visitors that get a null argument (`update_refs` and
-//! `handle_resurrected_objects` in `Python/gc_free_threading.c`), so `traverse` checks the argument.
+//! that subtract. These functions are not exported. But they are the only visitors that get a null argument (see their
+//! callers `update_refs` and `handle_resurrected_objects` in `Python/gc_free_threading.c`). So `traverse` checks the
+//! argument.
 //!
 //! The collector runs while all other threads have stopped, each at a point where it may be interrupted. There is no
 //! such point between the moment when a switch changes the thread state and the moment when the stack has changed.
@@ -321,7 +322,7 @@ unsafe fn has_critical_section(py: Python<'_>, thread: *mut u8) -> bool {
     }
 }
 
-/// Checks that the list of stack references contains a method while it is called by name.
+/// Checks that the list of stack references contains a method while the method is called by name.
 ///
 /// # Safety
 /// As for `check`.

@@ -13,7 +13,7 @@
 //! | `exc_info` | the exceptions that the coro's `except` blocks are handling (`sys.exc_info()`, bare `raise`) |
 //! | `context`, `context_ver` | its `contextvars` |
 //! | `datastack_*` | the memory of its Python frames |
-//! | recursion counters | `py_depth` is the depth used, since the limit may change while the coro waits |
+//! | recursion counters | how deep its calls are nested |
 //! | `recursion_headroom` | while an exception is made, the depth may exceed the limit; the coro may yield just then |
 //! | `tracing`, `what_event` | the coro may yield inside a trace function |
 //! | trash nesting (up to 3.12) | the coro may yield inside a nested deallocation |
@@ -134,6 +134,8 @@ pub(super) struct PyState {
     /// The task that asyncio sees (3.14 and later): the coro itself, or the task that was current when the coro was
     /// suspended.
     task: *mut ffi::PyObject,
+    /// The depth of Python calls. The thread state has the number of calls that are left instead, which depends on the
+    /// limit, and the limit may change while the coro waits.
     py_depth: c_int,
     c_remaining: c_int,
     headroom: c_int,
@@ -177,10 +179,10 @@ pub(super) struct ThreadStateRoot {
 pub(super) struct HeldExecutor(*mut ffi::PyObject);
 
 impl HeldExecutor {
-    /// Exchanges the executors of the stack that is left and of the stack that continues. If the thread state's field
-    /// is not an owned reference (`OWNS_EXECUTOR` is false), the executor of the stack that is left gets a reference
-    /// for the time that this stack is suspended. The result then holds the reference that the executor of the other
-    /// stack got when that stack was left.
+    /// Exchanges the executors of two stacks: the one that is left and the one that continues. If the thread state's
+    /// field is not an owned reference (`OWNS_EXECUTOR` is false), this function makes a reference to the executor of
+    /// the stack that is left, and keeps it in `other` while that stack is suspended. The result is then the reference
+    /// that was made in the same way for the stack that continues.
     ///
     /// # Safety
     /// Attached. `current` is the field of the thread state, and `other` an owned reference or null.

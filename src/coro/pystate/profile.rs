@@ -1,8 +1,8 @@
 //! Native profile functions: functions that were set with `PyEval_SetProfile` and without a Python object.
 //!
 //! Such a function keeps its own stack of the frames that were called and have not returned, often as borrowed
-//! pointers: memray reads them at each allocation. So it must be told when the frames of a suspended coro are left and
-//! when they are entered again, as CPython does for generators.
+//! pointers: memray reads them at each allocation. So it must be told when a coro that stops running leaves its frames,
+//! and when the coro enters them again. CPython reports the frames of generators in the same way.
 
 use std::ffi::c_int;
 use std::ptr;

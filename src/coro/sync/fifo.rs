@@ -282,7 +282,8 @@ fn pop_all(
         return Ok(Progress::MustWait(()));
     };
     let mut items: Vec<_> = first.into_iter().collect();
-    // Each item that is taken may let in a waiting pusher's item. `most` leaves such items for the next call.
+    // When an item is taken, the item of a waiting pusher may enter the queue. This call takes at most `most` items, so
+    // such new items stay for the next call.
     let most = match this.max_len.get() {
         0 => usize::MAX,
         limit => limit,

@@ -4,10 +4,10 @@
 //! - `wakeup`: a primitive that only the package itself uses
 //! - `object`: the parts that all primitives share, and the wait itself
 //! - `limit`: the time limit of a wait
-//! - `item_queue`: the items of a fifo or channel
+//! - `item_queue`: the items of a fifo, of a channel, or of a queue of the module `threads`
 //!
-//! The primitives grant in the same way. A permit, the lock or an item is given to the first coro in the queue before
-//! that coro runs:
+//! All primitives grant requests in the same way. A permit, the lock or an item is given to the first coro in the queue
+//! before that coro runs:
 //!
 //! ```text
 //!   waiting, queued ------- granted: removed, ready -------------> runs: has it
@@ -17,12 +17,13 @@
 //!   removed, ready          ready, and still granted ------------> runs: passes it on or back, and raises
 //! ```
 //!
-//! So nothing is lost, no matter when an interruption comes, and no coro waits for something that is available. A fifo
-//! and a channel count how many items are promised to woken coros. A woken coro takes the oldest item when it runs, so
-//! the items keep their order.
+//! So nothing is lost, no matter when an interruption comes, and the first coro in a queue never waits for something
+//! that is available. A fifo and a channel count how many items are promised to woken coros. A woken coro takes the
+//! oldest item when it runs, so the items keep their order.
 //!
 //! Like the coros in its queues, a primitive can be used in one thread only: the thread whose loop was running when the
-//! primitive was made. If no loop was running, it is the first thread that uses the primitive while a loop runs there.
+//! primitive was made. If no loop was running then, the primitive belongs to the first thread that uses it while a loop
+//! runs there.
 
 mod channel;
 mod condition;

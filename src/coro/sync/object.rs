@@ -91,7 +91,7 @@ fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> P
     ))
 }
 
-/// Whether a loop that can have coros runs in this thread.
+/// Whether this thread is running a loop, and that loop can have coros.
 fn has_loop(py: Python<'_>) -> PyResult<bool> {
     Ok(!runtime::current_ptr().is_null() || LoopObject::is_loop(&tasks::running_loop(py)?))
 }

@@ -14,8 +14,8 @@
 //!
 //! Outside of any coro (in a callback or a task) the loop's thread waits as any thread does: it blocks, and so does its
 //! loop. Meanwhile no coro of that thread can run and release a lock. So a wait without a time limit for a lock that
-//! such a coro holds raises `RuntimeError` instead. In a task or callback, shared queues raise `RuntimeError` for every
-//! wait.
+//! such a coro holds raises `RuntimeError` instead. A shared queue's method that would block the thread of a task or
+//! callback always raises `RuntimeError`. Tasks use methods such as `aget` instead, which they await.
 
 mod limit;
 mod lock;

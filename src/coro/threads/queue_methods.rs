@@ -408,7 +408,7 @@ pub(super) fn make_queue_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bo
         getter(
             c"unfinished_tasks",
             unfinished,
-            c"How many items task_done() has not been called for.",
+            c"The number of items for which task_done() was not called yet.",
         ),
         getter(
             c"is_shutdown",

@@ -40,7 +40,7 @@ pub(super) struct SharedQueue<const CHANNEL: bool> {
     pub(super) reserved: Grants,
     /// How many items fit; 0 if there is no limit.
     pub(super) capacity: Cell<usize>,
-    /// How many items `task_done()` has not been called for.
+    /// The number of items for which `task_done()` was not called yet.
     pub(super) unfinished: Cell<usize>,
     pub(super) is_closed: Cell<bool>,
     pub(super) getters: Waiters,
@@ -215,8 +215,8 @@ impl<const C: bool> SharedQueue<C> {
         Ok(())
     }
 
-    /// Takes the item that is promised to the caller. Returns None if the queue is empty nevertheless, for example
-    /// because the collector has emptied it, and an error if the queue is closed and empty.
+    /// Takes the item that is promised to the caller. If the queue is closed and empty, returns an error. If the queue
+    /// is empty but not closed, for example because the collector has emptied it, returns None.
     #[inline]
     pub(super) fn pop<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.promised.remove();

@@ -52,7 +52,7 @@ fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool
         event_loop.call_method1("call_soon_threadsafe", (set, future))
     };
     let Err(error) = call() else {
-        // Without a GIL, the loop may have been closed meanwhile. It then keeps the callback, but never runs it.
+        // Another thread may have closed the loop meanwhile. A closed loop keeps the callback, but never runs it.
         return !says(event_loop, "is_closed") || says(future, "done");
     };
     if says(event_loop, "is_closed") {
@@ -86,8 +86,8 @@ pub(super) struct TaskWaiters {
     claimed: RefCell<Vec<usize>>,
     /// The addresses of the futures of waiters that could not be woken, because their loops are closed. Such a waiter
     /// has no grant to give back when its coroutine is closed. A reference to the future would keep the task alive, so
-    /// only the address is kept. The future lives until the coroutine that awaits it is closed, and that also removes
-    /// the address.
+    /// only the address is kept. The coroutine keeps the future alive until it calls `leave`, which removes the
+    /// address.
     refused: RefCell<Vec<usize>>,
 }
 

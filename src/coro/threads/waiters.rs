@@ -8,7 +8,7 @@
 //!
 //!   grant_first: the request of the waiter with the smallest ticket is granted
 //!     a coro      its loop's ready queue gets the coro, and the loop is woken if it sleeps
-//!     a thread    the semaphore on which it blocks (one of its own, without the GIL) is released
+//!     a thread    its semaphore is released; the thread blocks on that semaphore, and holds no GIL meanwhile
 //!     a task      the future that it awaits is set in the task's loop
 //! ```
 //!
@@ -243,7 +243,7 @@ impl Claimed<'_> {
 }
 
 /// How many waiters were granted their request and have not run yet. In the child of a fork, the count starts again at
-/// 0, because the parent's waiters do not exist there. A value whose bytes are all zero is valid, and has no grants.
+/// 0, because the parent's waiters do not exist there. A `Grants` whose bytes are all zero is valid, and has no grants.
 pub(super) struct Grants {
     count: Cell<usize>,
     /// `forks()` when the count was last used.
@@ -271,8 +271,8 @@ impl Grants {
     }
 }
 
-/// A value must not move while it has waiters. It is a field of a Python object, and a frame of each waiter keeps that
-/// object alive.
+/// The queue of waiters. It must not move while it contains any. It is a field of a Python object, and a frame of each
+/// waiter keeps that object alive.
 pub(super) struct Waiters {
     coros: WaitQueue,
     threads: RefCell<VecDeque<Arc<ThreadWaiter>>>,

@@ -210,8 +210,8 @@ impl<S: Steps> NativeType for CoroutineObject<S> {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc::<S>;
 
-    /// A coroutine that has ended cannot continue a chain of deallocations. It refers only to its loop, whose own
-    /// deallocation counts the depth, and to the tuples in `origin`, which hold only strings and ints.
+    /// A coroutine that has ended refers only to its loop and to the tuples in `origin`, which hold only strings and
+    /// ints. So it cannot continue a long chain of deallocations, because the loop's deallocation checks the depth.
     #[inline]
     fn is_empty(&self) -> bool {
         self.state.get() == CoroutineState::Closed && !self.waiter.is_set()

@@ -86,12 +86,12 @@ pub(crate) struct HandleObject {
     callback: ObjectCell,
     context: ObjectCell,
     args: [ObjectCell; INLINE_ARGS],
-    /// A tuple with all arguments if there are more than `INLINE_ARGS`.
+    /// A tuple with all arguments, if there are more than `INLINE_ARGS` or the program has set `_args`.
     more_args: ObjectCell,
     source_traceback: ObjectCell,
     weakrefs: Cell<*mut ffi::PyObject>,
-    /// A timer stores its deadline here as the caller gave it, in seconds of the loop's clock (the bits of an `f64`). A
-    /// thread-safe handle, which is never a timer, stores the thread that runs it.
+    /// A timer stores its deadline here, in seconds of the loop's clock, as the bits of an `f64`. A thread-safe handle,
+    /// which is never a timer, stores the thread that runs it.
     when_or_runner: AtomicU64,
     args_len: Cell<u8>,
     flags: AtomicU16,
@@ -278,7 +278,7 @@ impl<'py> Handle<'py> {
         }
     }
 
-    /// True if anything but one queue holds a reference to the handle.
+    /// True if the handle has more references than the one that a queue holds.
     pub(crate) fn is_kept(self) -> bool {
         // SAFETY: the object is alive.
         unsafe { ffi::Py_REFCNT(self.as_ptr()) > 1 }

@@ -98,7 +98,8 @@ impl<'py> Handle<'py> {
                 }
             }
             ffi::Py_XDECREF(template);
-            // The callback has failed. Its references go back into the handle, so that the report can show them.
+            // The callback has failed, or its context could not be entered or left. The references go back into the
+            // handle, so that the report can show the callback and its arguments.
             let error = PyErr::fetch(py);
             let args: Vec<_> = call[2..2 + args_len]
                 .iter()
@@ -108,8 +109,8 @@ impl<'py> Handle<'py> {
             let context = Bound::from_owned_ptr(py, context);
             let event_loop = Bound::from_owned_ptr(py, event_loop);
             if !this.has(flag::CANCELLED) {
-                // The handle keeps them until the report is done: exception handlers read the handle and run in its
-                // context.
+                // The handle keeps the references until the report is done: exception handlers read the handle and run
+                // in its context.
                 this.callback.set(callback.clone());
                 this.context.set(context.clone());
                 this.event_loop.set(event_loop.clone());
@@ -290,8 +291,8 @@ fn leave(
     if is_taken.is_truthy()? { Ok(()) } else { Err(error) }
 }
 
-/// Drops the references that were moved out of a handle that cannot run, because it has run, is running or was cleared
-/// by the collector, or because there was no memory for its context.
+/// Drops the references that were moved out of a handle that cannot run. Either the handle has already run, is running
+/// or was cleared by the collector, or copying its context has failed.
 #[cold]
 fn drop_rest(py: Python<'_>, call: &[*mut ffi::PyObject], args: &[*mut ffi::PyObject]) {
     for object in call.iter().chain(args) {

@@ -92,8 +92,8 @@ impl Measuring {
         }
     }
 
-    /// Counts an entry that was taken out of the queue, which now has `ready_len` entries. Returns since when the entry
-    /// was ready.
+    /// Counts an entry that was taken out of the queue, which now has `ready_len` entries. Returns the time at which
+    /// the entry became ready.
     pub(super) fn take(&self, ready_len: usize) -> u64 {
         // Each step marks the entries that it has scheduled. So entries without a mark were scheduled by an event or by
         // another thread.

@@ -1,7 +1,7 @@
 //! The probe: everything that watches a loop while it runs.
 //!
-//! Each feature that can be switched on and off has a bit in the probe's mode. Hot code tests all the bits that concern
-//! it at once, and looks at the single bits only if one of them is set:
+//! Each feature that can be switched on and off has a bit in the probe's mode. Hot code uses one test for all the bits
+//! that concern it, and looks at the single bits only if one of them is set:
 //!
 //! ```text
 //!   bit        set by                                    while it is set                                   code

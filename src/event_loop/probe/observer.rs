@@ -31,7 +31,8 @@ pub(crate) struct Observer {
     pub(crate) end: fn(&Bound<'_, PyAny>, Kind) -> PyResult<()>,
     /// Called when the loop stops running in this thread.
     pub(crate) leave: fn(),
-    /// The deferred function that resumes a coro. It tells the observer itself, so the loop does not.
+    /// The deferred function that resumes a coro. The coro reports its own runs to the watchdog, so the loop does not
+    /// call `begin` and `end` for this function.
     pub(crate) own_entry: Deferred,
 }
 
@@ -61,8 +62,8 @@ pub(crate) fn leave() {
     }
 }
 
-/// Whether this deferred function is `own_entry`, which tells the observer itself. A function may have several
-/// addresses, so this may return false for `own_entry`. Then the loop tells the observer, too, which only costs time.
+/// Whether this deferred function is `own_entry`. A function may have several addresses, so this may return false for
+/// `own_entry`. Then the loop calls `begin` and `end` although it need not, which only costs time.
 pub(super) fn is_own_entry(run: Deferred) -> bool {
     OBSERVER
         .get()

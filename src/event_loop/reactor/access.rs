@@ -73,7 +73,7 @@ impl Access {
     }
 }
 
-/// One visit of this thread, until it is dropped: see `Access::begin_visit`.
+/// A visit of the thread that called `Access::begin_visit`. Dropping this value ends the visit.
 pub(crate) struct Visit<'a>(&'a Access);
 
 impl Drop for Visit<'_> {

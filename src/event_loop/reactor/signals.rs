@@ -6,8 +6,8 @@
 //! check of Python's pending signals and the poller's wait, and signals that the kernel delivers to another thread.
 //!
 //! `Signals` belongs to the thread that runs the loop. Only the main thread may set the descriptor, so a run in another
-//! thread does not set it. If another thread closes or collects the loop, the loop's pipe must stay open for as long as
-//! the interpreter may write to it, which is until the main thread has removed the descriptor.
+//! thread does not set it. If another thread closes or collects the loop, the interpreter may still write to the loop's
+//! pipe. So the pipe stays open until the main thread has removed the descriptor.
 //!
 //! ```text
 //!   loop closed in the main thread:    set_wakeup_fd(-1), then the pipe is closed

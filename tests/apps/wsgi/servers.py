@@ -150,8 +150,10 @@ def drain(sock: socket.socket) -> bytes:
 
 
 def replies(data: bytes) -> list[tuple[int, dict[str, str], bytes]]:
-    """Split what a server has sent into replies: status, fields, body. A reply with a status below 200 has no body. The
-    body of any other reply with a Transfer-Encoding, or without a Content-Length, is all of the remaining data.
+    """Return the status, the fields and the body of each reply in the data of a server.
+
+    A reply with a status below 200 has no body. The body of any other reply with a Transfer-Encoding, or without a
+    Content-Length, is all of the remaining data.
     """
     found = []
     while data:

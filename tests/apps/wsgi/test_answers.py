@@ -123,7 +123,7 @@ class Lying(str):
 
 
 class Posing(Lying):
-    """A string that a dictionary of checked names takes for "Content-Type", which was checked before."""
+    """A string that has the hash of "Content-Type" and equals every string, so a dictionary takes it for that name."""
 
     def __hash__(self) -> int:
         return hash("Content-Type")

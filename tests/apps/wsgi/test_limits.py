@@ -1,4 +1,4 @@
-"""`grapeshot.coro.wsgi`: limits, slow clients, and the end of a server; also from the command line."""
+"""`grapeshot.coro.wsgi`: limits, slow clients, the end of a server, and the command line."""
 
 from __future__ import annotations
 

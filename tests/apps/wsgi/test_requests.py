@@ -188,10 +188,10 @@ DIFFERS: dict[str, tuple[int, str]] = {
     "a space in the host": (200, "RFC 9112, 3.2: a server must answer 400"),
     "a path as host": (200, "RFC 9112, 3.2: a server must answer 400"),
     "a user as host": (200, "RFC 9112, 3.2: a server must answer 400"),
-    "a user in the target": (200, "RFC 9110, 4.2.4: an error, because it hides where a reference leads"),
+    "a user in the target": (200, "RFC 9110, 4.2.4: a user name is an error, because it may hide the real host"),
     "length beyond 64 bits": (200, "llhttp counts in 64 bits"),
     "identity": (400, "RFC 9112, 6.1: 501 is for a coding that a server does not know"),
-    "gzip": (200, "gunicorn hands the compressed body on, as if it were the body"),
+    "gzip": (200, "gunicorn does not decompress the body"),
     "chunk size beyond 64 bits": (0, "gunicorn closes without an answer; llhttp counts in 64 bits"),
 }
 

@@ -139,7 +139,7 @@ def test_a_call_of_c_code_is_named_by_its_line(warned):
         logger.removeHandler(handler)
     [text] = texts(warned, "slow one", "has run")
     assert f"line {work.__code__.co_firstlineno + 1}, in work\n    assert seen.wait(CAP_S)" in text
-    # Here the coro's main function is itself a C function, so no Python function calls it.
+    # Now the coro runs only a C function, so its stack contains no Python function.
     seen.clear()
     logger.addHandler(handler)
     try:

@@ -161,7 +161,7 @@ def test_samples_do_not_mix_coros(tmp_path):
 
 
 def test_code_of_another_process_runs_in_a_coro(tmp_path):
-    """The code runs when the process continues, at the point where the process was: in a call made by a coro."""
+    """The process waits in a call that a coro has made. When the process continues, that coro runs the code."""
     probe = tmp_path / "probe.py"
     probe.write_text(
         "import sys\n"

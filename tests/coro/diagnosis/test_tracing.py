@@ -492,8 +492,8 @@ for module in (one, two):
 @pytest.mark.skipif(importlib.util.find_spec("coverage") is None, reason="coverage is not installed")
 @pytest.mark.parametrize("core", ["ctrace", "pytrace", *(["sysmon"] if sys.version_info >= (3, 12) else [])])
 def test_coverage(core, tmp_path):
-    """With sys.monitoring the lines are right. coverage's trace functions may count a line for the file that another
-    coro has entered, so with them the test checks only the results of the program.
+    """With sys.monitoring the lines are right. coverage's trace functions may assign a line to the wrong file, namely
+    to a file that another coro has entered. So with trace functions, the test checks only the results of the program.
     """
     for name, text in (("one.py", ONE), ("two.py", TWO), ("program.py", PROGRAM)):
         (tmp_path / name).write_text(textwrap.dedent(text))

@@ -83,7 +83,7 @@ def records():
 
 
 def run(main):
-    """Run a coroutine in a loop without coros."""
+    """Run a coroutine in a new loop. The coroutine becomes a task, not a coro."""
     return grapeshot.run(main)
 
 
@@ -350,7 +350,7 @@ def test_the_limit_can_be_set_while_the_loop_runs(records):
 
 
 def sleeps_of_the_watchdog():
-    """Return how often the watchdog's thread has slept if it now sleeps without a time limit, otherwise 0."""
+    """If the watchdog's thread sleeps without a time limit, return how often it has slept; otherwise return 0."""
     for thread in Path("/proc/self/task").iterdir():
         if (thread / "comm").read_text() == "coro-watchdog\n":
             call = (thread / "syscall").read_text().split()

@@ -24,7 +24,7 @@ def fill(sock):
 
 
 def spawn_waiting(world, function, *args):
-    """Start a function in a coro or a thread. Return when the coro waits; do not wait for a thread."""
+    """Start a function in a coro or a thread. With a coro, return when it waits; with a thread, return at once."""
     made = world.spawn(function, *args)
     if world.kind == "coros":
         until_waiting(made)

@@ -1,5 +1,5 @@
-"""A socket object remembers facts about its descriptor, such as that no data is left. Here such facts become outdated:
-another call consumes an event, a number is closed and used again, or the process forks.
+"""A socket object remembers facts about its descriptor, for example that no data is left. In these tests, the facts
+become outdated: another call consumes an event, a descriptor number is closed and used again, or the process forks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def let_run(thread):
 
 
 def read_short(near, far):
-    """Read so that the loop watches the socket, and so that the socket object assumes that no data is left."""
+    """Make a short read. Then the loop watches the socket, and the socket object assumes that no data is left."""
     reader = coro.spawn(near.recv, 100)
     while reader._status != "waiting":
         coro.yield_slice()
@@ -149,7 +149,7 @@ def test_a_descriptor_that_was_closed_behind_the_back_of_the_object():
             check(near)
         return near
 
-    # In a thread without coros `poll` would ignore the number -1, and wait.
+    # Check again while no coro runs. The wait must refuse the number -1 itself, because `poll` ignores it.
     check(coro.run(main))
 
 

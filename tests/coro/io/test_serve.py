@@ -263,7 +263,9 @@ def test_an_error_ends_only_its_connection():
 
 
 def test_an_error_is_reported_once():
-    """A coro that is freed reports its error if nothing has retrieved it. Here the server has already reported it."""
+    """A coro that is freed reports its error, unless the error was retrieved. Here the server has already reported the
+    error, so the coro must not report it again.
+    """
     messages = []
 
     def handler(sock, address):

@@ -281,8 +281,8 @@ def used():
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the test counts descriptors in /proc")
 def test_connections_come_and_go(chance, eviction):
-    """10,000 clients (1,000 in the eviction mode `always`) come and go, 250 at a time. At the end, no more descriptors
-    are open than after the second 250 clients, and hardly more memory is used.
+    """10,000 clients (1,000 in the eviction mode `always`) come and go, 250 at a time. At the end, the number of open
+    descriptors is not higher than after the first 500 clients, and hardly more memory is used.
     """
     waves = (40 if eviction == "lazy" else 4) * SCALE
     size = 250

@@ -109,8 +109,9 @@ def _new_lock(lock: Any) -> Any:
 
 
 def _count_of_one() -> int:
-    """Return what getrefcount says of an object to which only a dict and a variable refer. (From 3.14 on, it does not
-    count its argument.)
+    """Return the reference count that Python reports for an object to which only a dict and a variable refer.
+
+    Up to Python 3.13, ``sys.getrefcount`` also counts the argument that it is called with.
     """
     names = {"object": object()}
     value = names["object"]

@@ -28,12 +28,12 @@ _views: dict[str, types.ModuleType] = {}
 # The keepers: modules and packages that go on using the originals.
 _KEEPERS = ["asyncio", "grapeshot", "_frozen_importlib", "_frozen_importlib_external", "importlib"]
 _KEEPERS += ["concurrent.futures.thread", "concurrent.futures.process"]
-# The modules that patch() changes. Names that they have imported from one another (`threading` has imported some from
-# `_thread`) are not replaced.
+# The modules that patch() changes, and the C modules that they import. Names that they have imported from one another
+# (`threading` has imported some from `_thread`) are not replaced.
 _PATCHED = {"threading", "_thread", "queue", "_queue", "time", "socket", "_socket", "select", "ssl", "os", "posix"}
 _PATCHED |= {"selectors", "signal", "_signal", "concurrent.futures"}
 # Modules that need no view, because keepers may call their replacements: outside of coros, the replacements do what the
-# originals do. A view of `time` would only make it slower to read the clock, which loops do often.
+# originals do. A view of `time` would only make loops slower, because they read the clock often.
 _NOT_VIEWED = {"time", "builtins"}
 
 

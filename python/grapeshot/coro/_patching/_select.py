@@ -174,7 +174,7 @@ class _Polling:
         if not self._masks:
             _waits.sleep(left_s())
             return found
-        # Work on copies: descriptors that are registered during the wait count from the next call on.
+        # Work on copies: if a descriptor is registered during the wait, only later calls wait for it.
         masks, asked = dict(self._masks), _Poll()
         for fd, mask in masks.items():
             asked.register(fd, mask)

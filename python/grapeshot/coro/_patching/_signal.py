@@ -42,7 +42,7 @@ def _deliver(number: int, frame: Any) -> None:
     if handler is None:
         return
     for _ in range(len(_pausing)):
-        with contextlib.suppress(IndexError):  # in another thread, an interrupted coro has removed its lock
+        with contextlib.suppress(IndexError):  # a coro of another thread was interrupted, and has removed its lock
             _pausing.pop(0).release()
     try:
         handler(number, frame)

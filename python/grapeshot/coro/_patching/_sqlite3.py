@@ -13,9 +13,9 @@ has changed nothing when it finds the database locked. These calls can be repeat
 - A commit that finds the database locked leaves the transaction open, so it can be repeated.
 
 A statement that changes data outside of a transaction cannot be repeated if it calls functions of the program or
-returns rows (``RETURNING``): a repetition would call or return them a second time. In this case the coro repeats
-``BEGIN EXCLUSIVE`` until it succeeds, and ends this empty transaction. Then it executes the statement at once, with the
-connection's own timeout.
+returns rows (``RETURNING``): a repetition would call the functions, or return the rows, a second time. In this case the
+coro repeats ``BEGIN EXCLUSIVE`` until it succeeds, and ends this empty transaction. Then it executes the statement at
+once, with the connection's own timeout.
 
 If waiting would be a deadlock, SQLite does not wait. (For example, a transaction that has read something wants to
 write, while another one waits for all readers to end.) Such a call takes less than one millisecond, and its error is
@@ -170,7 +170,7 @@ class Cursor(sqlite3.Cursor):
 class _Fetching:
     """A cursor over the rows of a statement that commits when its last row is fetched.
 
-    If the database is locked then, SQLite itself waits, and blocks the thread.
+    If the commit finds the database locked, SQLite itself waits, and blocks the thread.
     """
 
     __slots__ = ()

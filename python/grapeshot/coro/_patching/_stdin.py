@@ -29,7 +29,7 @@ def read_line(prompt: object = "", /) -> str:
     """Read a line from standard input, like the original, but without readline: the terminal itself edits the line."""
     stdin: Any = getattr(sys, "stdin", None)
     if not _waits.can_wait() or not _is_patched(stdin) or not stdin.isatty():
-        # The original reads only terminals in C code. For anything else it calls the patched sys.stdin.readline().
+        # If standard input is not a terminal, the original calls the patched sys.stdin.readline().
         return _input(prompt)
     sys.audit("builtins.input", prompt)
     if sys.stderr is not None:

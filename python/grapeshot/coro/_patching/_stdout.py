@@ -3,7 +3,7 @@
 It patches ``sys.stdout`` and ``sys.stderr``. The interpreter's own stream objects stay, because they may have data in
 their buffers. Only the methods that wait are replaced, by functions that are set as attributes of these objects.
 
-Callbacks of the loop and finalizers may print while a coro waits. The buffer has a lock that belongs to the thread, so
+Finalizers and callbacks of the loop may print while a coro waits. The buffer has a lock that belongs to the thread, so
 such a print would fail as a reentrant call if the coro waited inside the buffer. Instead, the raw file writes as much
 as it can without waiting, and the coro waits between two calls of the buffer.
 """

@@ -103,7 +103,7 @@ def enumerate_threads() -> list[threading.Thread]:
     """Return all Thread objects that are alive.
 
     While a coro stands for the main thread, ``threading._active`` has the main thread twice: under the coro's id, and
-    under the real ident, because the loop's own code sees that one. The result has it once.
+    under the real ident, which the loop's own code uses. The returned list has the main thread once.
     """
     module: Any = threading
     with module._active_limbo_lock:
@@ -160,8 +160,8 @@ def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Run
     """Start a thread that is a coro. ``is_daemon`` is ignored if there is a Thread object, which has its own flag."""
     thread = getattr(function, "__self__", None)
     name = getattr(thread, "name", None) if isinstance(thread, threading.Thread) else None
-    # Like a real thread, the coro begins with an empty context (from Python 3.14 on, threading then sets a context
-    # itself), and asyncio sees no running loop in it.
+    # Like a real thread, the coro begins with an empty context, and asyncio sees no running loop in the coro. (From
+    # Python 3.14 on, Thread objects have a context of their own, in which threading calls run().)
     coro = spawn_hiding(_run, function, args, kwargs, running, name=name, context=contextvars.Context())
     inherited = getattr(thread, "_context", None)
     if isinstance(inherited, contextvars.Context):
@@ -339,8 +339,8 @@ def _forget_dummies() -> None:
     """
     module: Any = threading
     if hasattr(module, "_thread_local_info"):
-        # In these versions, threading deletes the dummy when this thread-local data is freed. Make the data local to
-        # coros, so that it is freed when the coro ends.
+        # Versions of threading that have `_thread_local_info` delete the dummy when this thread-local data is freed.
+        # Make the data local to coros, so that it is freed when the coro ends.
         module._thread_local_info = local()
         return
     kind = module._DummyThread
@@ -362,8 +362,8 @@ def _forget_dummy(coro: Any) -> None:
 def _ensure_thread_object() -> None:
     """Before a fork, make threading create a Thread object for the running coro, if it has none.
 
-    Without such an object, threading's code in the child mistakes the coro for the system's main thread. It then finds
-    that the coro's id is not that thread's ident, and fails before it has dropped the threads of the parent.
+    Without such an object, threading's code in the child takes the coro for the main thread. That code then fails,
+    because the coro's id is not the ident of the main thread, and the threads of the parent are not dropped.
     """
     if _current_or_none() is not None:
         threading.current_thread()

@@ -5,7 +5,7 @@ tasks of Starlette and FastAPI that are plain functions) and asgiref's ``sync_to
 middleware and ORM under ASGI). Functions that need a real thread (``_executor.needs_thread``) still get one, and so do
 all functions on loops other than grapeshot's.
 
-This part is patched only if it is named.
+``patch()`` without arguments leaves this part out; ``patch(to_thread=True)`` includes it.
 """
 
 from __future__ import annotations

@@ -53,8 +53,9 @@ class Job:
         self._has_begun = False
         # The timers of the limits, and of the repeated interruption.
         self._timers: list[Any] = []
-        # The exception of the soft limit, and the exception that ends the task; None until there is such an exception.
+        # The exception of the soft limit. None until it is raised in the task.
         self._soft_limit: BaseException | None = None
+        # The exception that ends the task, because of its hard limit, for example. None until something ends the task.
         self._end: BaseException | None = None
         # Whether the task is ended because of its hard limit, not because it was revoked or the worker terminates.
         self._is_over_limit = False
@@ -75,7 +76,7 @@ class Job:
         try:
             if self._accept_callback is not None:
                 self.pool.acknowledge(self._accept_callback, self._coro.id, time.monotonic())
-            if self._end is None:  # otherwise the task was revoked just now
+            if self._end is None:  # otherwise the task was revoked just now, or the worker terminates
                 self._call_target()
         finally:
             del running[self._coro.id]

@@ -102,7 +102,7 @@ def _load(name: str) -> Any:
         raise _UsageError(f"there is no module {module!r}") from error
     try:
         found: Any = pkgutil.resolve_name(f"{module}:{attribute.removesuffix('()')}")
-    except AttributeError as error:
+    except (AttributeError, ValueError) as error:
         raise _UsageError(f"the module {module!r} has no {attribute!r}") from error
     if attribute.endswith("()"):
         found = found()
@@ -127,11 +127,11 @@ def _address(bind: str) -> dict[str, Any]:
     kind, _, rest = bind.partition(":")
     if kind == "unix" and rest:
         return {"path": rest}
-    if kind == "fd" and rest.isdigit():
+    if kind == "fd" and rest.isdecimal():
         with _naming(bind):
             return {"sock": socket.socket(fileno=int(rest))}
     host, _, port = bind.rpartition(":")
-    if not port.isdigit():
+    if not port.isdecimal():
         raise _UsageError(f"expected HOST:PORT, unix:PATH or fd:N, got {bind!r}")
     return {"host": host.strip("[]"), "port": int(port)}
 

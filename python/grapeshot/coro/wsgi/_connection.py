@@ -380,7 +380,7 @@ class Connection:
                     return
                 skipped += len(data)
         except (OSError, SimultaneousError):
-            pass  # SimultaneousError: a coro of an application that has taken over the socket still reads from it
+            pass  # SimultaneousError: the application has taken over the socket, and still reads from it
 
     # ------------------------------------------------------------------ another protocol
 

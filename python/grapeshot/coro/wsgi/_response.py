@@ -239,7 +239,7 @@ class Response:
         self._fields = "".join(lines).encode("latin-1")
 
     def _begin(self, data: bytes, length: int) -> None:
-        """Send the head and the first part of the body. ``length`` is that of the whole body, negative if unknown."""
+        """Send the head and the first part of the body. ``length`` is the whole body's length, or -1 if unknown."""
         if not self.status and not self._connection.is_taken:
             raise AssertionError("the application has not called start_response()")
         request, code = self._request, self.status[:3]

@@ -1,8 +1,8 @@
 """The socket of a connection, for applications that switch to another protocol on it, such as WebSocket.
 
-If a request asks for an upgrade, its environ has an ``UpgradeSocket``, under the key that libraries expect. By most
-calls on this socket, the application takes over the connection. After that, the server neither reads nor sends
-anything, and closes the connection when the application returns.
+If a request asks for an upgrade, its environ has an ``UpgradeSocket``, under the key that libraries expect. If the
+application calls a method such as ``recv`` or ``send``, it takes over the connection. After that, the server neither
+reads nor sends anything, and closes the connection when the application returns.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ KEY = "werkzeug.socket"
 class UpgradeSocket:
     """Behaves like the blocking socket of a server with threads.
 
-    Calls such as ``getpeername`` do not take over the connection. Bytes that the client
-    has sent directly after its request are received first; ``select`` does not see them. Several coros or threads may
-    call ``sendall`` (and ``send`` without a timeout) at the same time: the bytes of one call stay together.
+    Calls such as ``getpeername`` do not take over the connection. Bytes that the client has sent directly after its
+    request are received first; ``select`` does not see them. Several coros or threads may call ``sendall`` (and
+    ``send`` without a timeout) at the same time: the bytes of one call stay together.
     """
 
     def __init__(self, connection: Any, response: Any, sock: Any) -> None:

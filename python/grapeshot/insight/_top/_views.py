@@ -99,7 +99,7 @@ def tree(found: list[str] | None, width: int) -> list[Text]:
 
 
 def tallies(found: list[Sample] | None, history: History, order: int, width: int) -> list[Text]:
-    """Return a table with a row for each group of alike items: their number, and how much it has grown."""
+    """Return a table with a row for all items that are alike: their number, and by how much it has grown."""
     if found is None:
         return [_line("looking ...", width)]
     lines = [_line(f"{'number':>7}{'growth':>8}{'latest':>8}  what, and where", width, "underline")]
@@ -116,7 +116,7 @@ def tallies(found: list[Sample] | None, history: History, order: int, width: int
 def overview(
     now: Sample, before: Sample, parts: Sample, histories: dict[str, History], size: tuple[int, int]
 ) -> list[Text]:
-    """Return a summary: the loop, its connections, slow callbacks, the most frequent coros, tasks and descriptors."""
+    """Return a summary: the loop, its connections, slow callbacks, and the most frequent coros, tasks, descriptors."""
     width, rows = size
     lines = _loop_lines(now, before, (parts.get("memory") or {}).get("write_buffers", 0), width)
     left = max(3, rows - len(lines) - 3)
@@ -294,7 +294,7 @@ def _short(value: float) -> str:
     if isinstance(value, int) and value < 1_000_000:
         return str(value)
     for unit in ("", "k", "M", "G", "T"):
-        if abs(value) < 1000:
+        if abs(value) < 999.5:  # above, three digits would be 1e+03
             return f"{value:.3g}{unit}" if unit else f"{value:.2f}"
         value /= 1000
     return f"{value:.3g}P"
@@ -307,6 +307,6 @@ def _percentiles(name: str, found: dict[str, Any], width: int) -> str:
 
 def _duration(seconds: float) -> str:
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 1:
+        if seconds * factor >= 0.9995:  # below, three digits of the next unit are enough
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e9:.0f} ns"

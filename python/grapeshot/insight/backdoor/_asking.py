@@ -18,7 +18,7 @@ class LostError(Exception):
 
 
 class Asker:
-    """One connection to a back door. Only one thread may use it."""
+    """One connection to a back door. Only one thread may call :meth:`ask`; another one may call :meth:`tell`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -47,7 +47,7 @@ def _on_run(loop: Any) -> None:
 
 
 class Switch:
-    """Opens a back door on request. :func:`enable` returns a switch. A ``with`` statement closes it at its end."""
+    """Opens a back door on request. :func:`enable` returns a switch. The end of a ``with`` block closes the switch."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Switch:
 
     def _open(self) -> None:
         if self._pid != os.getpid():
-            # This is the child of a fork, and the back door is its parent's.
+            # This is the child of a fork. The back door belongs to the parent.
             self._pid = os.getpid()
             self.server = None
         path = self._path
@@ -133,7 +133,7 @@ class Switch:
         processes = sys.modules.get("multiprocessing.process")
         if processes is not None and processes.parent_process() is not None:
             return True
-        # If the first process has ended, this process has become a daemon, and is now the program itself.
+        # If the process that made the switch has ended, this process has become a daemon, and is the program itself.
         return self._first_pid != os.getpid() and _is_alive(self._first_pid)
 
     def _report_failure(self, exc: Exception) -> None:

@@ -1,8 +1,8 @@
 """The socket file of a back door: in which directories it may be, and which files it may replace.
 
-A path is trusted if only root and this user can have created it and can change it. At its path, the file never has a
-mode wider than 0600: the socket is created in a directory that only this user can enter, gets its mode there, and is
-then linked to its path.
+A path is trusted if only root and this user can have created it and can change it. When the socket file appears at its
+path, it already has the mode 0600: it is created in a directory that only this user can enter, gets its mode there, and
+is then linked to its path.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _checked_path(path: str) -> str:
 
 
 def _connect_to(path: str, users: set[int], pid: int | None) -> Reached:
-    """Connect to the socket. The listening process must belong to one of ``users``, and be ``pid`` if one is given."""
+    """Connect to the socket. The listening process must belong to one of ``users`` and, with ``pid``, have that id."""
     assert peer.peer_uid is not None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -183,7 +183,7 @@ def _memory_of(loop: Any) -> dict[str, Any]:
 
 
 def _descriptor_parts(loop: Any, parts: Collection[str]) -> dict[str, Any]:
-    """Return the parts that list descriptors, and their number.
+    """Return the parts that list descriptors, and the number of descriptors.
 
     The parts and the number come from one list, so that they agree although other threads open and close files all the
     time. For instance, the thread that records stacks reads source files.

@@ -156,7 +156,7 @@ class Session:
             return False
         except GeneratorExit as exc:
             self._show(exc)
-            return False  # perhaps this coroutine itself is being closed; it must then not wait again
+            return False  # if this coroutine itself is being closed, it must not wait again
         except asyncio.CancelledError as exc:
             if self._is_interrupted and self.wire.is_open:
                 self.write("\nKeyboardInterrupt\n")

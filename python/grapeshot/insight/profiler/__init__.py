@@ -42,7 +42,7 @@ _beginning = real_rlock()
 
 
 class profile:  # noqa: N801  # used like a function
-    """Profile the process during a ``with`` block. ``as`` gives the :class:`Profile`.
+    """Profile the process during a ``with`` block. The variable after ``as`` is the :class:`Profile`.
 
     With ``path``, the profile is saved there at the end of the block. The block may be in a coro, in a task or
     elsewhere, and may wait. Only one profile can be taken at a time. The child of a fork is not profiled: its profile

@@ -243,7 +243,7 @@ class Collector:
         return state
 
     def begin_here(self, frame: FrameType | None) -> None:
-        """Begin in this thread, inside the functions that are already running: that of ``frame`` and its callers."""
+        """Begin in this thread, inside the functions that are running: the function of ``frame`` and its callers."""
         state = self._begin_thread()
         state.subject = subject = running()
         if subject is not None:
@@ -312,7 +312,7 @@ class Collector:
 def _this_thread() -> threading.Thread | None:
     """Return the Thread object of this thread.
 
-    In a thread that is just starting, ``current_thread()`` would make a second one.
+    In a thread that is just starting, ``current_thread()`` would make a second Thread object.
     """
     main = threading.main_thread()
     if main.native_id == _thread.get_native_id():

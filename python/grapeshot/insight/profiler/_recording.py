@@ -15,8 +15,8 @@ class Node:
     def __init__(self, key: CodeType | str | None, parent: Node | None) -> None:
         self.key = key  # the code object, or the name of a function written in C
         self.parent = parent
-        # The key is the name of a function written in C, or else the id of the code object, because comparing code
-        # objects would compare their contents. The child keeps the code object alive, so the id stays unique.
+        # By name for functions written in C, and by id(code object) for Python functions, because a dict with code
+        # objects as keys would compare their contents. The child keeps the code object alive, so the id stays unique.
         self.children: dict[int | str, Node] = {}
         self.calls = 0
         self.cpu_ns = 0
@@ -39,8 +39,8 @@ class Owner:
     def __init__(self, kind: str, name: str, rest: Owner | None = None) -> None:
         self.kind = kind
         self.name = name
-        # `rest` is the row that all coros, or all tasks, beyond MAX_OWNERS share. They use the tree of this row, and
-        # each of them has its own position in the tree.
+        # Once there are MAX_OWNERS owners, all further coros share one tree, and all further tasks share another.
+        # `rest` is the owner whose tree is shared. Each further coro or task has its own position in the shared tree.
         self.root: Node = rest.root if rest else Node(None, None)
         self.usage: list[int] = rest.usage if rest else [0, 0, 0, 0]
         self.top: Node = self.root

@@ -12,8 +12,9 @@ use pyo3::prelude::*;
 
 use super::{Descriptors, FdUse};
 
-/// The poller is replaced after this many stale events, or after as many as there are descriptors, if that is more. The
-/// replacement costs at most two system calls per descriptor. So it never costs much more than the stale events did.
+/// The poller is replaced after this many stale events. If the fd table has more entries than this, the poller is
+/// replaced after as many stale events as there are entries. The replacement costs at most two system calls per entry,
+/// so it never costs much more than the stale events did.
 const MIN_STALE_EVENTS: usize = 32;
 
 impl Descriptors {
@@ -38,7 +39,7 @@ impl Descriptors {
             };
             Some((fd, table.token_of(fd)?, interest))
         });
-        // If there is no descriptor or no memory for a new poller, the old one stays in use.
+        // If no descriptor or no memory is available for a new poller, the old one stays in use.
         let _ = self.poller.replace(entries);
     }
 }

@@ -177,7 +177,7 @@ impl Descriptors {
             Ok(()) => None,
             Err(_) => self.table.borrow_mut().remove(fd),
         };
-        // The stale entry is released last, because that may run any code.
+        // The stale entry and the refused one are released last, because that may run any code.
         if let Some(stale) = stale {
             self.note_all_displaced(py, &stale);
             stale.displace(py);

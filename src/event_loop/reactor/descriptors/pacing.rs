@@ -14,7 +14,7 @@ const CLOCK_CHECK_INTERVAL: u32 = 4;
 pub(crate) struct Pacing {
     /// The number of iterations since the last poll. `MAX_UNPOLLED_ITERATIONS` if the next one must poll.
     unpolled_iterations: Cell<u32>,
-    /// When the last poll returned; 0 if the clock was not read then.
+    /// The clock's reading at the last poll. If the clock was not read then, this is 0 until the next reading.
     polled_ns: Cell<u64>,
 }
 
@@ -52,8 +52,8 @@ impl Pacing {
         iteration <= MAX_UNPOLLED_ITERATIONS
     }
 
-    /// Called with each reading of the clock. If the clock was not read after the last poll, the time without a poll
-    /// counts from this reading.
+    /// Called before each decision whether to poll. `now_ns` is the clock's reading, or 0 if the clock was not read. If
+    /// the clock was not read at the last poll, the time without a poll counts from this reading.
     #[inline]
     pub(crate) fn note_clock(&self, now_ns: u64) {
         if self.polled_ns.get() == 0 {

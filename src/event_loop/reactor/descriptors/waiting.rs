@@ -4,10 +4,10 @@
 //! Each direction of a descriptor has at most one watcher. A watcher is either a handle, which goes to the ready queue
 //! at every event, or a native object that waits for one event. Handles are level-triggered, as in asyncio. If only
 //! objects wait, the poller reports changes (edge-triggered). When such a wait ends, the poller's registration stays
-//! unchanged, so the next wait on that socket costs no system call. This is safe: an object waits only after the kernel
-//! has reported that the call would block, or after a short read that has emptied the socket, so the change that the
-//! object waits for is still to come. (All other waits register the descriptor again: `is_anew`.) The registration ends
-//! with the first event that finds no waiting object.
+//! unchanged, so the next wait on that socket costs no system call. This is safe if the kernel has just reported that
+//! the call would block, or if a short read has just emptied the socket: then the change that the object waits for is
+//! still to come. All other waits register the descriptor again (`is_anew`). The registration ends with the first event
+//! that finds no waiting object.
 //!
 //! ```text
 //!   wait_once:  another socket than last time, or a handle for the other direction?
@@ -105,8 +105,8 @@ impl Descriptors {
         let watch = self.watch_or_new(fd)?;
         let mut _last_socket = None;
         if watch.get().is_idle() {
-            // An earlier wait on a socket, which may be closed by now, left this watch. The new watcher gets a new
-            // token.
+            // Either the watch is new, or it was left by an earlier wait on a socket, which may be closed by now. In
+            // both cases, the descriptor gets a new token.
             self.table.borrow_mut().renew(fd);
             _last_socket = watch.check_armed(py);
             watch.get().forget_socket(py);
