@@ -57,8 +57,8 @@ CHANGING = {
     "_event_loop_policy",  # asyncio makes the default one when it is asked for; see _policy()
 }
 LOGGERS = ("asyncio", "grapeshot", "concurrent.futures")
-# Threads whose names have this prefix start child processes. Such a thread runs until this process ends, because a
-# child can ask for a signal at the end of the thread that started it (PR_SET_PDEATHSIG).
+# The prefix of the names of threads that have started a child process. Such a thread runs until this process ends,
+# because a child can ask for a signal when the thread that started the child ends (PR_SET_PDEATHSIG).
 STAYING = "grapeshot-preexec"
 # matplotlib keeps its files open. They do not count.
 CACHES = "/site-packages/matplotlib/"
@@ -66,7 +66,7 @@ CACHES = "/site-packages/matplotlib/"
 FOLLOWERS = "hypothesis."
 PLAIN = (int, float, str, bytes, tuple)
 _ABSENT = object()
-# The class is DefaultEventLoopPolicy up to CPython 3.13, and _DefaultEventLoopPolicy from 3.14 on.
+# The class of the default policy: DefaultEventLoopPolicy up to CPython 3.13, and _DefaultEventLoopPolicy from 3.14 on.
 _DEFAULT_POLICIES = {vars(asyncio.unix_events).get(f"{prefix}DefaultEventLoopPolicy") for prefix in ("_", "")}
 
 

@@ -22,6 +22,7 @@ use super::{Flags, Notified, State, Tls, reading, shutdown, writing};
 use crate::binding::errors;
 use crate::binding::log;
 use crate::binding::names::names;
+use crate::binding::object_result::none;
 use crate::binding::native_type::This;
 use crate::event_loop::probe::Mode;
 use crate::event_loop::reactor::flush_policy;
@@ -116,6 +117,7 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
     this.reactor().probe.log_event(py, Mode::LOG_TLS, || {
         let extra = object::extra_dict(this);
         let cipher = extra.and_then(|extra| extra.get_item(intern!(py, "cipher")));
+        let cipher = cipher.ok().flatten().unwrap_or_else(|| none(py));
         let way = if this.engine.is_direct() {
             "OpenSSL"
         } else {
@@ -123,7 +125,7 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
         };
         (
             this.to_bound(),
-            format!("has agreed on {cipher:?}, and calls {way}"),
+            format!("has agreed on {cipher}, and calls {way}"),
         )
     });
     let is_upgrade = this.notified.get() != Notified::Nothing;

@@ -58,15 +58,15 @@ impl Watermarks {
         Ok(())
     }
 
-    /// True if a buffer of `len_bytes` requires `pause_writing` now. The caller must then call it: the watermarks count
-    /// the protocol as paused from here on.
+    /// True if a buffer of `len_bytes` requires `pause_writing` now. If so, the caller must call `pause_writing`: the
+    /// watermarks count the protocol as paused from here on.
     #[inline]
     pub(crate) fn must_pause(&self, len_bytes: usize) -> bool {
         len_bytes > self.high.get() && !self.is_paused.replace(true)
     }
 
-    /// True if a buffer of `len_bytes` requires `resume_writing` now. The caller must then call it: the watermarks
-    /// count the protocol as resumed from here on.
+    /// True if a buffer of `len_bytes` requires `resume_writing` now. If so, the caller must call `resume_writing`: the
+    /// watermarks count the protocol as resumed from here on.
     #[inline]
     pub(crate) fn must_resume(&self, len_bytes: usize) -> bool {
         self.is_paused.get() && len_bytes <= self.low.get() && self.is_paused.replace(false)

@@ -29,7 +29,8 @@ use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::Source;
 
-/// How many seconds accepting pauses after the process or the system has run out of descriptors or memory.
+/// When the process or the system has run out of descriptors or memory, a listener accepts nothing for this many
+/// seconds.
 const RETRY_DELAY_S: f64 = 1.0;
 
 #[repr(C)]

@@ -36,7 +36,7 @@ use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
 
 /// The part of the object that a kind of transport adds. Python code may run during any call and re-enter the
-/// transport, so every field that such code can reach is a cell.
+/// transport, so every field that changes is a cell or an atomic.
 pub(crate) trait Body: Sized {
     /// Fully qualified name of the type.
     const NAME: &'static CStr;
@@ -394,7 +394,7 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
     }
 }
 
-/// Calls `function`, which ends the transport. `name` is the transport's method that the caller implements. Without a
+/// Calls `function`, which ends the transport. `name` is the name of the method that the caller implements. Without a
 /// GIL, any thread may call `close()`, because an `asyncio.StreamWriter` closes its transport when it is freed. So if
 /// the loop runs in another thread, the method is scheduled there; in debug mode, RuntimeError is raised instead.
 pub(crate) fn end<'py, B: Body>(

@@ -81,8 +81,7 @@ impl Outgoing {
                     Err(error) => return Err(error),
                 }
             };
-            // Dropping a chunk runs no Python code during the borrow: chunks are exact `bytes` objects, the caller's
-            // own or copies.
+            // Dropping a chunk runs no Python code during the borrow, because chunks are exact `bytes` objects.
             outbuf.advance(sent, &mut drop);
             if sent < offered {
                 return Ok(());

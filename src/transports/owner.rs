@@ -21,13 +21,14 @@ use pyo3::types::PyString;
 use crate::binding::names::names;
 use crate::binding::object_cell::ObjectCell;
 
-/// `_socket.socket` and `_io.FileIO`; null if their objects do not have the expected layout.
+/// The type `_socket.socket`; null if its objects do not have the expected layout.
 static SOCKET_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+/// The type `_io.FileIO`; null if its objects do not have the expected layout.
 static FILE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
-/// A value whose bytes are all zero is valid, and means that there is no owner.
+/// An `Owner` whose bytes are all zero is valid: it is the same as `Owner::none()`.
 pub(super) struct Owner {
-    /// Empty if the transport owns the descriptor itself; then no other code can close it.
+    /// Empty if the transport itself owns the descriptor. In that case, no other code can close the descriptor.
     object: ObjectCell,
     /// Whether the object's C structure begins with the number of the descriptor.
     has_field: Cell<bool>,
@@ -90,8 +91,8 @@ impl Owner {
     }
 }
 
-/// The raw file below a buffered file or a text file. A reference to it stays valid even if the raw file is detached
-/// from the outer one. Any other object is returned unchanged.
+/// The raw file below a buffered file or a text file. A reference to the raw file stays valid even if it is detached
+/// from the outer file. An object that has neither `buffer` nor `raw` is returned unchanged.
 fn raw_file<'py>(object: &Bound<'py, PyAny>) -> Bound<'py, PyAny> {
     let mut inner = object.clone();
     for name in ["buffer", "raw"] {

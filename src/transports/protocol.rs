@@ -35,14 +35,15 @@ pub(crate) enum Receiver {
     Data,
     /// `get_buffer(sizehint)` and `buffer_updated(nbytes)`.
     Buffered,
-    /// A native protocol: neither a Python call nor an object for each read.
+    /// A native protocol gets a slice, without a Python call and without an object for each read.
     Native,
-    /// A protocol with a native `data_received`: no Python call.
+    /// A protocol with a native `data_received` gets a `bytes` object, without a Python call.
     Object(ObjectReceived),
 }
 
-/// The native protocol type and its function. Both are null until the TLS module registers them.
+/// The native protocol type; null until the TLS module registers it.
 static NATIVE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+/// The function that delivers data to protocols of the native type; null until the TLS module registers it.
 static NATIVE_RECEIVED: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Makes `received` the function that delivers data to protocols whose type is exactly `kind`. The type must never be
@@ -88,7 +89,7 @@ fn object_received(protocol: &Bound<'_, PyAny>, method: &Bound<'_, PyAny>) -> Op
     }
 }
 
-/// The registered function for `protocol`, if it is of the native protocol type.
+/// The registered function for `protocol`. None unless the type of `protocol` is the native protocol type.
 #[inline]
 fn native_received(protocol: &Bound<'_, PyAny>) -> Option<Received> {
     if protocol.get_type_ptr() != NATIVE_TYPE.load(Ordering::Acquire) {
@@ -151,8 +152,8 @@ impl ProtocolCalls {
         Ok(calls)
     }
 
-    /// Changes the protocol, with effect from the next event. All calls into Python come first and all changes of cells
-    /// after them, so that the cells always belong to one protocol.
+    /// Changes the protocol, with effect from the next event. No cell is changed before all calls into Python are done,
+    /// so that the cells always belong to one protocol.
     pub(crate) fn bind(&self, protocol: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = protocol.py();
         let method = |name: Kept| -> PyResult<Bound<'_, PyAny>> {

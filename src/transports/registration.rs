@@ -6,7 +6,8 @@
 //!
 //! Any code that has a reference to the socket object behind a transport can close the socket. The descriptor's number
 //! is then unused, or belongs to another file. The transport must not read or write with that number, close it, or
-//! change its entry in the poller. So every such use calls `usable_fd` first, and again after each call into Python.
+//! change its entry in the poller. So code that uses the number calls `usable_fd` first, and again after each call into
+//! Python.
 
 use std::cell::Cell;
 use std::io;
@@ -121,9 +122,9 @@ impl Registration {
         Ok(())
     }
 
-    /// Makes the poller wait for `wanted`. Does nothing while the transport is not in the fd table. EBADF, with nothing
-    /// changed, if other code has closed the descriptor, because the poller's entry with this number may belong to
-    /// another file.
+    /// Makes the poller wait for `wanted`. Does nothing while the transport is not in the fd table. If other code has
+    /// closed the descriptor, returns EBADF and changes nothing, because the poller's entry with this number may belong
+    /// to another file.
     #[inline]
     pub(super) fn sync(&self, py: Python<'_>, reactor: &Reactor, wanted: Interest) -> io::Result<()> {
         let old = self.interest.get();

@@ -1,5 +1,5 @@
-"""Programs that test_scale.py runs in separate processes: many coros at once, and the memory that stays in use after
-them. The results are printed as JSON.
+"""Programs that test_scale.py runs in separate processes. Each program runs many coros at once, and then measures how
+much memory stays in use. The results are printed as JSON.
 
 python tests/coro/scale.py sleepers 100000
 python tests/coro/scale.py suspended 40000

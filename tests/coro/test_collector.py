@@ -22,7 +22,7 @@ COUNT = 10
 
 
 class Thing:
-    """An object that tests refer to weakly. With `is_cyclic`, it refers to itself."""
+    """The tests hold weak references to objects of this class. With `is_cyclic`, an object refers to itself."""
 
     def __init__(self, *kept, is_cyclic=False):
         self.kept = kept

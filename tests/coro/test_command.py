@@ -1,4 +1,7 @@
-"""Programs under `python -m grapeshot.coro`: threads, asyncio and signals. start/test_program.py tests the rest."""
+"""Programs under `python -m grapeshot.coro`: threads, asyncio and signals.
+
+The other tests of this command are in tests/start/test_program.py.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if coro_is_available():
 
 
 class Spinners:
-    """Coros that yield and never wait, until they are stopped. They fail if they are not stopped within `CAP_S`."""
+    """Coros that yield but never wait. They run until `stop` is called, and fail if that takes longer than `CAP_S`."""
 
     def __init__(self, count):
         self.slices = [0] * count

@@ -130,7 +130,10 @@ else:
     [("return", ["0"]), ("sys.exit(3)", ["atexit child", "3"]), ("raise LookupError('mine')", ["0"])],
 )
 def test_another_coro_ends_in_the_child(ending, expected):
-    """The child ends with the coro that forked, as after a fork in a thread. SystemExit leaves the child's loop."""
+    """When the coro that forked ends, the child exits with status 0, as after a fork in a thread.
+
+    But if the coro raises SystemExit, the exception leaves the child's loop.
+    """
     lines = run(
         CROWD
         + f"""

@@ -95,7 +95,7 @@ def test_every_member_has_help_and_a_signature(kind, name):
     value = inspect.getattr_static(owner, name)
     assert (value.__doc__ or "").strip(), f"{kind}.{name} has no help"
     if callable(value) and not isinstance(value, property):
-        # If a method has two names, its `__name__` is grapeshot's, even if `name` is Shrapnel's (rw_lock.read_lock).
+        # If a method has a name of grapeshot and one of Shrapnel (rw_lock.read_lock), `__name__` is grapeshot's name.
         assert inspect.getattr_static(owner, value.__name__) is value
         inspect.signature(value)
 

@@ -1,4 +1,4 @@
-"""Waiting for a coro that was shut down, interrupted or cancelled does not silently end the waiting coro."""
+"""A coro that waits for another does not silently end when the other is shut down, interrupted or cancelled."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_a_handled_exception_is_freed_without_the_collector(way):
 
 
 def test_stop_iteration_becomes_an_error():
-    """Code that awaits the coro would take a StopIteration for the coro's result. See PEP 479."""
+    """If a coro could raise StopIteration, code that awaits the coro would see a normal result. See PEP 479."""
 
     def fail():
         return next(iter([]))

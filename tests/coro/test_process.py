@@ -113,7 +113,9 @@ coro.run(main)
 
 
 def test_a_child_of_a_coro_cannot_wait():
-    """The coro that forked cannot wait in the child. It can run a new loop there, but cannot spawn coros in it."""
+    """The coro that forked cannot wait in the child. It can run a new loop there, but cannot spawn coros in that
+    loop.
+    """
     lines = run(
         """
 def refused(function, *args):
@@ -137,7 +139,7 @@ def main():
             refused(coro.yield_slice)
             refused(coro.sleep_relative, 0.001)
             refused(coro.wait)
-            say(other.done(), other.join())  # in the child, `other` counts as ended, like the parent's other threads
+            say(other.done(), other.join())  # in the child, all other coros count as ended
             refused(coro.await_, asyncio.sleep(0))
             refused(coro.spawn, print)
             say(grapeshot.run(task()))
@@ -283,7 +285,9 @@ coro.run(main)
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_multiprocessing(method):
-    """A coro starts a process that uses a queue, and then a process pool. After the run, one more process starts."""
+    """A coro starts a process that uses a queue. Then the coro starts a process pool. After the run, one more process
+    starts.
+    """
     lines = run(
         f"""
 import concurrent.futures, math, multiprocessing

@@ -63,7 +63,7 @@ say(len(sys._current_frames()))
 
 
 def test_ctrl_c_works_as_for_a_task():
-    """The first Ctrl-C cancels the running coro at its next wait. A second Ctrl-C is raised at once."""
+    """The first Ctrl-C cancels the running coro at its next wait. A second Ctrl-C raises KeyboardInterrupt at once."""
     lines = run(
         """
 def once(pause):

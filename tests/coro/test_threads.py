@@ -405,7 +405,7 @@ int call_in_thread(function f) {
 
 
 def test_a_thread_that_c_code_made_has_coros_in_each_of_its_calls(tmp_path):
-    """Each time such a thread calls Python, CPython makes a thread state, and deletes it after the call."""
+    """CPython makes a new thread state for each call from this C thread, and deletes it after the call."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler")

@@ -154,7 +154,6 @@ def test_coros_futures_and_callbacks_that_are_due_together_run_in_order():
 
     grapeshot.run(main())
     assert sorted(order) == list(range(300))
-    # A callback runs as soon as it is due. A coro, and the callback of a future, run in the next iteration.
     assert [number for number in order if number % 3 == 1] == list(range(1, 300, 3))
     assert [number for number in order if number % 3 != 1] == [number for number in range(300) if number % 3 != 1]
 

@@ -288,7 +288,7 @@ async def test_cancelled_reads_of_a_pipe_lose_nothing(loop):
 
 @pytest.mark.usefixtures("engine")
 async def test_cancelled_opens_leave_no_descriptors(loop, tmp_path):
-    """Each task is cancelled a few iterations after it was made: during the open, or after it."""
+    """Each task is cancelled zero to four iterations after it was made: before, during or after the open."""
     for number in range(200):
         task = asyncio.ensure_future(grapeshot.files.open(tmp_path / "file", "wb").__aenter__())
         await iterations(number % 5)

@@ -31,8 +31,8 @@ from grapeshot import _core
 # Functions that no generated example calls, and what each of them does.
 LEFT_OUT = {
     "_coro_panic": "panics, for a test",
-    "_coro_send_signal": "sends any signal to its own process",
-    "_coro_after_fork": "ends the process together with the coro that calls it",
+    "_coro_send_signal": "sends any signal to the process that calls it",
+    "_coro_after_fork": "makes the process end when the coro that calls it ends",
     "_coro_fail_evictions": "makes evictions of stacks fail, for a test",
 }
 # After these functions, leftovers are not counted: the functions keep their arguments until the process ends, or start

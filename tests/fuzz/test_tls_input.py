@@ -94,7 +94,7 @@ def failed_in(model: TlsModel) -> int | None:
 
 
 def events(model: TlsModel) -> list[Any]:
-    """Return the protocol's events. After random bytes, leave out details that depend on these bytes."""
+    """Return the protocol's events. If the peer's bytes were changed, leave out details that depend on random bytes."""
     seen = [entry for entry in model.log if entry[0] not in {"step", "state", "handshake", "data"}]
     if not model.has_spoiled:
         return seen
@@ -119,8 +119,8 @@ def difference(ours: TlsModel, theirs: TlsModel) -> Any:
             # asyncio fails on data that crosses its close_notify, but not on an alert that refuses a renegotiation.
             return None
         # On asyncio, OpenSSL may find a fault in the head of a record before the rest arrives; grapeshot waits for the
-        # rest. If the stream ends while reading is paused, grapeshot processes the data before the end at once; asyncio
-        # waits until reading is resumed.
+        # rest. If the stream ends while reading is paused, grapeshot immediately processes the data that came before
+        # the end; asyncio waits until reading is resumed.
         later = failures[1] is not None and (failures[0] is None or failures[0] > failures[1])
         return None if theirs.has_spoiled and (later or theirs.has_paused) else logs
     if failures != (None, None):

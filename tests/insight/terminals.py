@@ -58,7 +58,7 @@ class Terminal:
         return bool(data)
 
     def wait_for(self, text: str) -> None:
-        """Wait until the program shows this text. Only output after the text that was found last counts."""
+        """Wait until the program shows this text, after the text that the previous call has found."""
         give_up = time.monotonic() + CAP_S
         while text not in self.shown:
             assert time.monotonic() < give_up, f"waited for {text!r}, but the program shows {self.shown!r}"

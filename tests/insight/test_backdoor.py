@@ -270,7 +270,7 @@ async def test_empty_lines_count_as_input_that_waits(loop, path, monkeypatch):
     ],
 )
 async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monkeypatch):
-    """A wrong frame can only end its own connection, and the loop has no error to report."""
+    """A wrong frame ends at most the connection of the client that sent it. The loop reports no error."""
     from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "_CHECK_S", 0.001)

@@ -1,4 +1,4 @@
-"""The back door of a coro program, which serves each client in a coro."""
+"""In a coro program, the back door serves each client in a coro."""
 
 from __future__ import annotations
 

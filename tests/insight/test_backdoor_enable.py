@@ -1,4 +1,4 @@
-"""`backdoor.enable`: nothing listens until a signal or an environment variable asks for it."""
+"""`backdoor.enable`: no back door is open until a signal or an environment variable asks for one."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_delays_behind_another_callback(loop):
     loop.measure_callbacks()
 
     def schedule():
-        compute()  # does not delay the callbacks, because they are scheduled after it
+        compute()  # does not delay the callbacks below, because they are scheduled after this call
         loop.call_soon(int)
         loop.call_soon(compute)
         loop.call_soon(int)

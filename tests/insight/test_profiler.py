@@ -198,7 +198,7 @@ async def test_tasks_are_charged_for_their_functions(loop, clocks):
         await asyncio.gather(*tasks)
     assert [(owner(found, f"work {units}").cpu) for units in (1, 10)] == [3, 30]
     first = owner(found, "work 1")
-    # The time between the task's two steps is charged as a wait to the function that awaited.
+    # The time between the task's two steps counts as wait time of the function that awaited.
     assert (first.kind, first.wall) == ("task", 3 + 10 + 1000)
     assert function(found, "deep", first).wait == 1010
     assert function(found, "deep").calls == 2

@@ -114,7 +114,7 @@ async def test_writes_of_a_task(loop):
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert (counted.writes, counted.corked_writes, counted.bytes_written) == (1, 3, 11)
-        transport.write(bytes(20_000))  # so much data is sent at once
+        transport.write(bytes(20_000))  # a write of this size is not delayed
         assert (counted.writes, counted.corked_writes, counted.bytes_written) == (2, 3, 20_011)
         transport.close()
 

@@ -53,7 +53,7 @@ ON_ASYNCIO = "asyncio.Runner(loop_factory=asyncio.SelectorEventLoop).run(main())
 def program(path, request):
     """A process with a back door at the path."""
     code = textwrap.dedent(PROGRAM).format(run=getattr(request, "param", ON_GRAPESHOT))
-    file = path.with_name("program.py")  # so that stacks have the text of their lines on Python 3.11, too
+    file = path.with_name("program.py")  # Python 3.11 needs a file to show source lines in stacks
     file.write_text(code)
     process = subprocess.Popen([sys.executable, file, path], stderr=subprocess.PIPE)
     try:

@@ -20,7 +20,7 @@ class Value:
 
 
 def run_all(loop):
-    """Run the callbacks that are scheduled now, and two generations of callbacks that these schedule."""
+    """Run three iterations: the callbacks that are scheduled now, and two generations of callbacks after them."""
 
     def end():
         loop.call_soon(loop.call_soon, loop.stop)
@@ -280,7 +280,7 @@ class Steps:
         return self.log
 
 
-@pytest.mark.skip_on(uvloop="it runs them in another order")
+@pytest.mark.skip_on(uvloop="it runs callbacks in another order")
 @pytest.mark.parametrize("seeds", [range(start, start + 25) for start in range(0, 100, 25)], ids=lambda seeds: seeds[0])
 def test_random_callbacks_see_the_same_contexts_as_on_asyncio(loop, seeds):
     for seed in seeds:

@@ -175,7 +175,7 @@ def test_where_handles_were_made(loop, reported):
         assert re.search(r" created at .*\.py:\d+>$", repr(context["handle"]))
 
 
-@pytest.mark.xfail_on(uvloop="its default handler shows no source of the running handle")
+@pytest.mark.xfail_on(uvloop="its default handler does not show where the running handle was made")
 def test_the_default_handler_shows_the_running_handle(loop, debug_log):
     loop.set_exception_handler(None)
 
@@ -232,7 +232,7 @@ def test_cancelled_callbacks_are_not_slow(loop, debug_log):
 @pytest.mark.parametrize("step", ["connection_made", "data_received", "eof_received", "connection_lost"])
 @pytest.mark.skip_on(uvloop="it times only handles")
 async def test_slow_protocols_are_logged(loop, debug_log, step):
-    """Every callback of a protocol is timed. Here the one that `step` names takes longer than the limit."""
+    """Every callback of a protocol is timed. The callback that `step` names takes longer than the limit."""
 
     def slow(protocol, *args):
         time.sleep(0.03)
@@ -424,7 +424,7 @@ def test_an_unclosed_loop_warns_with_its_source(loop_kind, _audit, quiet):
     gc.collect()
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="3.11 does not find where such objects were allocated")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="3.11 does not find where the loop was allocated")
 @pytest.mark.xfail_on(uvloop="it does not warn")
 def test_tracemalloc_shows_where_an_unclosed_loop_was_made(loop_kind):
     code = """

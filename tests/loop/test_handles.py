@@ -245,7 +245,7 @@ def test_run_at_any_time(loop_kind):
 
 @pytest.mark.xfail_on(uvloop="no _run")
 def test_run_once_more(loop, loop_kind):
-    """In grapeshot, a handle that the loop has run no longer refers to its callback, so its `_run()` does nothing."""
+    """Without debug mode, grapeshot drops the callback of a handle after the call. Then `_run()` does nothing."""
     seen = []
     handle = loop.call_soon(seen.append, 1)
     loop.run_until_complete(iterations(1))

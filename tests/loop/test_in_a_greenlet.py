@@ -1,7 +1,8 @@
-"""A loop that runs in a greenlet, and whose callbacks switch out of it in mid-iteration, as in Playwright's sync API.
+"""A loop runs in a greenlet, and its callbacks switch to another greenlet in the middle of an iteration.
 
-Source: `sync_api/_context_manager.py` and `_impl/_sync_base.py` of playwright-python. Each call runs a task, whose done
-callback switches back to the caller's greenlet. The next call resumes the suspended iteration.
+Playwright's sync API works like this (`sync_api/_context_manager.py` and `_impl/_sync_base.py` of playwright-python).
+Each call of the API runs a task, whose done callback switches back to the caller's greenlet. The next call resumes the
+suspended iteration.
 """
 
 from __future__ import annotations

@@ -534,7 +534,7 @@ loop.close()
 @linux_only
 @pytest.mark.parametrize("forker", FORKS if coro_is_available() else ["the program"])
 def test_a_forked_child_closes_the_loop(tmp_path, forker):
-    """The child does not use the parent's lookups, whose lock a thread may have held during the fork."""
+    """A thread may hold the lock of the parent's lookups during the fork, so the child does not use these lookups."""
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("NOT TESTED HERE: the test replaces glibc's malloc")
     run_slow(compiled(tmp_path, SLOW_MALLOC), FORKS[forker])

@@ -17,7 +17,9 @@ needs_fd_directory = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reas
 
 @pytest.fixture
 def own_fd():
-    """Set a wakeup fd, as a program may do before a loop runs. Yield the end to read from, and the number of the fd."""
+    """Set a wakeup fd, as a program may do before a loop runs. Yield the socket that receives the signal numbers, and
+    the wakeup fd.
+    """
     read_end, write_end = socket.socketpair()
     read_end.setblocking(False)
     write_end.setblocking(False)
@@ -432,7 +434,7 @@ def test_a_loop_that_ends_in_another_thread(loop_kind, end):
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
         check(made)
 
-    sys.unraisablehook = lambda args: None  # the warning about the loop, and the error of its close()
+    sys.unraisablehook = lambda args: None  # hides the ValueError that the close() of a collected loop raises
     signal.signal(signal.SIGUSR2, lambda *args: None)
     first = None
     for _ in range(40):

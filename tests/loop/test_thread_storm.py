@@ -52,8 +52,8 @@ def is_closed(error):
 
 
 def test_one_loop_that_is_stopped_and_closed(loop_kind):
-    """Threads schedule calls and coroutines, read the loop's state, and stop the loop. Each time, the main thread runs
-    the loop again. In the end, the main thread closes the loop while the threads still call it.
+    """Threads schedule calls and coroutines, read the loop's state, and stop the loop. After each stop, the main thread
+    runs the loop again. In the end, the main thread closes the loop while the threads still call it.
     """
     code = """
 THREADS, CALLS = 6, 300

@@ -92,7 +92,7 @@ def test_call_at_in_the_past_orders_by_deadline(loop):
 
 
 def run_many_due(loop, later, choices):
-    """Make many timers due at the same time, so that the loop sorts them instead of taking each from its heap. Return
+    """Make many timers that are already due, so that the loop sorts them instead of taking each from its heap. Return
     two lists: the timers in the order in which they ran, and the timers in the order of their deadlines.
     """
     seen, handles = [], []

@@ -19,8 +19,8 @@ PIPE = subprocess.PIPE
 
 @pytest.fixture(autouse=True)
 def _the_helper_threads_are_there(loop_kind):
-    """Start grapeshot's helper threads before the test. They run until the process ends, so tests/leftovers.py does
-    not count them as left behind.
+    """Start grapeshot's helper threads before the test. They run until the process ends. tests/leftovers.py knows this,
+    and does not count them as left behind.
     """
     if loop_kind != "grapeshot":
         return

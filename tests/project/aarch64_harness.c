@@ -16,8 +16,8 @@ __asm__(".text\n.balign 16\n.globl coro_switch\n.type coro_switch, %function\nco
 void coro_switch(uintptr_t *from, uintptr_t to);
 void coro_start(void);
 
-// Fills x19-x28 and d8-d15 with the numbers from `seed` on, and calls coro_switch. Returns how many of these registers
-// and x29 have another value afterwards.
+// Fills x19-x28 and d8-d15 with consecutive numbers that start with `seed`, and calls coro_switch. Then compares these
+// registers, and also x29, with their earlier values. Returns the number of registers that differ.
 uint64_t switch_with(uintptr_t *from, uintptr_t to, uint64_t seed);
 __asm__(
     ".text\n.balign 16\n.globl switch_with\n.type switch_with, %function\nswitch_with:\n"

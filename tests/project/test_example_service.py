@@ -1,7 +1,7 @@
-"""examples/service.py under attack: slow, silent, broken and too many clients, and other users at the back door. After
-each attack the service has the same descriptors as before.
+"""Attacks on examples/service.py: slow or silent clients, garbage, too many clients, another user at the back door.
 
-Other tests in this file check its answers, its profiles, and how it shuts down.
+If the service still runs after an attack, it must have the same descriptors as before. Other tests in this file check
+the service's answers, its profiles, and how it shuts down.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def running_with(example: str, *arguments: str, stop: signal.Signals = signal.SI
 
 
 def exchange(client: socket.socket, data: bytes) -> bytes:
-    """Sends `data`, and receives as many bytes. Returns fewer if the peer closes the connection."""
+    """Sends `data`, and receives the same number of bytes, or fewer if the peer closes the connection."""
     client.sendall(data)
     received = bytearray()
     while len(received) < len(data) and (piece := client.recv(65536)):

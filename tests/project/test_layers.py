@@ -3,9 +3,9 @@
 `lint-imports` checks the rooms of the Python package.
 
 cargo keeps the two crates apart: grapeshot-core can use only what core/Cargo.toml lists, and crates cannot depend on
-each other in a circle. Inside a crate, the compiler lets every module name every other. So these tests let cargo check
-each room in a crate that has only this room and the rooms that it may use. A room that names any other room does not
-compile there.
+each other in a circle. Inside a crate, the compiler allows each module to use all others. So these tests let cargo
+check each room in a crate that has only this room and the rooms that it may use. A room that uses any other room does
+not compile there.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # ---------------------------------------------------------------- Rust
 
-# The rooms of each crate, by source folder, and the rooms that each room uses. A room may also use the rooms that its
-# listed rooms use.
+# For each source folder: the rooms of its crate, each with the rooms that it uses. A room may also use the rooms that
+# those rooms use.
 USES = {
     "src": {
         "binding": [],

@@ -189,8 +189,10 @@ impl RunClock {
     pub(crate) fn end_run(&self) {
         let (ticks, now_ns) = (clock::ticks(), clock::now_ns());
         self.run_ticks.add(ticks.saturating_sub(self.since_ticks.get()));
-        self.run_ns.add(now_ns.saturating_sub(self.since_ns.get()));
+        // In this order, a thread that calls `durations_ns` meanwhile does not count the run twice.
+        let since_ns = self.since_ns.get();
         self.since_ns.set(0);
+        self.run_ns.add(now_ns.saturating_sub(since_ns));
     }
 
     #[inline(always)]
@@ -206,8 +208,8 @@ impl RunClock {
     /// The nanoseconds that the loop has run outside of polls, and the nanoseconds in polls. Neither ever decreases.
     /// Any thread may call this.
     pub(crate) fn durations_ns(&self) -> [u64; 2] {
-        let (now, now_ns, since_ns) = (clock::ticks(), clock::now_ns(), self.since_ns.get());
         let (mut run_ns, mut run_ticks) = (self.run_ns.get(), self.run_ticks.get());
+        let (now, now_ns, since_ns) = (clock::ticks(), clock::now_ns(), self.since_ns.get());
         if since_ns != 0 {
             run_ns += now_ns.saturating_sub(since_ns);
             run_ticks += now.saturating_sub(self.since_ticks.get());

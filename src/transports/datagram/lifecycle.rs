@@ -54,7 +54,8 @@ pub(super) fn open<'py>(
     if fd < 0 {
         return Err(closed_error());
     }
-    // The call fails if the descriptor is not a socket. The first attempt to send or receive then reports the error.
+    // The call fails if the descriptor is not a socket. In that case, the first attempt to send or receive reports the
+    // error.
     let _ = socket::suppress_sigpipe(fd);
     let (local, peer) = (socket::local_address(fd).ok(), socket::peer_address(fd).ok());
     let body = new_body(socket, fd, local.as_ref(), peer.as_ref(), protocol)?;

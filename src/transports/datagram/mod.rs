@@ -40,9 +40,9 @@ use sending::Outbound;
 
 pub(super) use methods::{loop_methods, register};
 
-/// Up to Python 3.12 asyncio ignores empty datagrams. From 3.13 on it sends them, and the buffer size includes the
-/// length of a header for each queued datagram.
+/// Up to Python 3.12 asyncio ignores empty datagrams. From 3.13 on it sends them.
 const HAS_EMPTY_DATAGRAMS: bool = cfg!(Py_3_13);
+/// From Python 3.13 on, the buffer size includes the length of a header for each queued datagram.
 const HEADER_LEN: usize = if HAS_EMPTY_DATAGRAMS { 8 } else { 0 };
 
 bitflags::bitflags! {

@@ -104,7 +104,8 @@ fn receive(this: Datagram<'_>, fd: RawFd, slot_len: usize, limit: usize) -> PyRe
         (None, Some(error)) => on_read_error(this, &error),
         (None, None) => Ok(()),
     };
-    // If both are errors, return the one of the delivery: the datagrams were received before the read failed.
+    // If the delivery and the read have both failed, return the error of the delivery: the datagrams were received
+    // before the read failed.
     delivered.and(reported)
 }
 

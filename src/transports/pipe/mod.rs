@@ -201,8 +201,8 @@ impl<E: PipeEnd> Body for PipeBody<E> {
     }
 }
 
-/// The body of the transport of `pipe`. `fd` is the pipe's descriptor and `kind` the kind of its file. If there is a
-/// `duplicate`, it is polled instead of `fd`.
+/// The body of the transport of `pipe`. `fd` is the pipe's descriptor, and `kind` is the kind of its file. If there is
+/// a `duplicate`, it is polled instead of `fd`.
 fn new_body<E: PipeEnd>(
     pipe: &Bound<'_, PyAny>,
     fd: RawFd,

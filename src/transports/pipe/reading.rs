@@ -115,7 +115,8 @@ fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
         Ok(Some(Ok(data))) => {
             let delivered = match this.calls.receiver() {
                 Receiver::Data => this.calls.data_received(py, &data),
-                // As in asyncio, a pipe calls no other method, so a BufferedProtocol needs `data_received` too.
+                // As in asyncio, data from a pipe is always passed to `data_received`, even if the protocol is a
+                // BufferedProtocol.
                 _ => this.calls.call(py, names(py).data_received, &[&data]).map(drop),
             };
             match delivered {

@@ -1,5 +1,5 @@
-//! The writing end. Data that the kernel takes is written at once, and the rest when the pipe can take more. The
-//! transport also notices when the last reader has closed the pipe.
+//! The writing end. As much data as the kernel takes is written at once. The rest is written when the pipe can take
+//! more. The transport also notices when the last reader has closed the pipe.
 
 use std::cell::Cell;
 use std::ffi::CStr;

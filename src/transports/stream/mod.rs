@@ -255,7 +255,7 @@ impl Body for StreamBody {
         &self.calls
     }
 
-    /// The references in the out-buffer are left out: they are to `bytes` objects, which cannot be part of a cycle.
+    /// The out-buffer is left out, because it holds only `bytes` objects, which cannot be part of a cycle.
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         let owner = self.registration.owner().cell();
         [&self.server, &self.socket, &self.waiter, &self.exception, owner]
@@ -268,8 +268,8 @@ impl Body for StreamBody {
     }
 }
 
-/// Makes the transport of the open descriptor `fd`. The transport takes over `socket`, which then owns the descriptor,
-/// or `fd` itself if there is no socket object.
+/// Makes the transport of the open descriptor `fd`. If there is a `socket`, it owns the descriptor, and the transport
+/// takes over the socket object. Without a `socket`, the transport itself owns the descriptor.
 fn new_stream<'py>(
     event_loop: &Bound<'py, PyAny>,
     fd: RawFd,
@@ -345,9 +345,9 @@ pub(crate) fn is_closing(transport: &Bound<'_, PyAny>) -> PyResult<bool> {
     StreamObject::with_access(this, || Ok(this.flags.has(Flags::CLOSING)))
 }
 
-/// `transport.write(data)` for native callers, for a transport for which `has_own_methods` has returned true. Such
-/// callers have already collected all data that belongs together, so the data is sent at once, except in the protocol's
-/// own callbacks.
+/// `transport.write(data)` for native callers, for a transport for which `has_own_methods` has returned true. Native
+/// callers have already collected all data that belongs together. So the data is sent at once, unless a callback of the
+/// transport's own protocol is running.
 #[inline]
 pub(crate) fn write(transport: &Bound<'_, PyAny>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
     debug_assert!(is_stream(transport));

@@ -272,7 +272,7 @@ def test_a_call_in_the_child_of_a_fork_blocks_its_thread():
             if pid == 0:
                 try:
                     theirs.sendall(theirs.recv(10).upper())
-                    far.close()  # on which a coro of the parent waits
+                    far.close()  # a coro of the parent waits on this socket
                     near.close()
                 finally:
                     os._exit(0)

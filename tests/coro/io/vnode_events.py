@@ -1,7 +1,8 @@
-"""A ``select.kqueue`` with the filter for vnodes, based on inotify. With it, the tests of ``coro.watch_file`` with
-kqueue run on Linux.
+"""An imitation of ``select.kqueue`` with its filter for vnodes, made with inotify.
 
-The events come from what Linux really reports about the open files. As with ``EV_CLEAR``, all changes of one file are
+On Linux, the tests of ``coro.watch_file`` use this imitation instead of a real kqueue.
+
+The events are derived from what Linux reports about the open files. As with ``EV_CLEAR``, all changes of one file are
 combined into one event, and the descriptor of the queue is readable while there are events. As on FreeBSD and macOS,
 ``DELETE`` is also reported for a file that has other links left and for a file that another one replaces, and a
 truncation is reported as a change of attributes.

@@ -11,7 +11,7 @@ from pathlib import Path
 HEAD = """
 import sys
 if "grapeshot.coro" in sys.modules:
-    sys.modules["grapeshot.coro"].set_latency_warning(None)  # it would warn on a slow machine
+    sys.modules["grapeshot.coro"].set_latency_warning(None)  # a slow machine could cause this warning
 """
 TAIL = """
 import sys

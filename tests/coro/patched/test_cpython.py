@@ -1,12 +1,14 @@
-"""Run CPython's own test modules patched and inside a coro ("patched"), and without both ("plain").
+"""Run CPython's own test modules, "patched" and "plain".
+
+"Patched" means with `python -m grapeshot.coro`, inside a coro, and "plain" means with `python`.
 
 EXCEPTIONS lists the tests that do not pass patched, with a reason each. Tests in this list that would never end are
 not run. The other ones are run, and if one of them passes, it must be removed from the list.
 
-TEST_CPYTHON=all, which .ci/matrix sets, runs every module both plain and patched and compares all outcomes. With it, a
-test that passes plain must not be skipped when the module runs patched. Without the variable, as in .ci/run, only the
-modules of `QUICK` run. They run patched; a module with a failed test also runs plain, to see whether the test passes
-plain.
+TEST_CPYTHON=all, which .ci/matrix sets, runs every module both plain and patched and compares all outcomes. In this
+mode, a test that passes plain must not be skipped when the module runs patched. Without the variable, as in .ci/run,
+only the modules of `QUICK` run. They run patched; a module with a failed test also runs plain, to see whether the test
+passes plain.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class LeftOut(NamedTuple):
     is_run: bool = True
 
 
-NONBLOCKING = LeftOut("the test looks at the flag O_NONBLOCK of the descriptor, which patched sockets always set")
+NONBLOCKING = LeftOut("the test looks at the flag O_NONBLOCK, which patched sockets set even without a timeout")
 NATIVE = LeftOut("to the system, all coros of a thread are one thread, with one id and one name")
 PREEMPTION = LeftOut(
     "a thread computes in a loop, without ever waiting, until another thread has run: coros are not preempted",

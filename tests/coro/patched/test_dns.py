@@ -97,8 +97,8 @@ compare(calls)
 
 @pytest.mark.parametrize("time", ["before the patch", "after the patch"])
 def test_replacements_are_called_in_a_thread(time):
-    """The program replaces functions of `socket` with functions that may block, even for hosts that need no lookup.
-    Other coros run during the call.
+    """If the program has replaced functions of `socket`, the replacements are called in a thread, because they may
+    block. A replacement is also called for a host that needs no lookup. Other coros run during each call.
     """
     run(f"""
 asked = []

@@ -48,7 +48,7 @@ def head(request, tmp_path):
     """Return the first lines of a script. They make both packages importable, and define `refused`, which prints the
     exception that an action raises.
 
-    The fixture's parameter names the package that is real. With "stand-ins", both are fakes.
+    The parameter of the fixture says which package is real. With "stand-ins", both are fakes.
     """
     if request.param != "stand-ins" and importlib.util.find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed")

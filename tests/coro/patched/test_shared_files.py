@@ -1,7 +1,7 @@
 """Coros that use one file object at the same time: pipes of Popen, files of sockets, open(fd), the standard streams.
 
-The scripts print the same with plain threads. Some tests check that no data is lost when an exception interrupts a read
-or write. They run with coros only, because a thread cannot be interrupted.
+The scripts print the same with coros and with plain threads. Some tests check that no data is lost when an exception
+interrupts a read or write. They run with coros only, because a thread cannot be interrupted.
 """
 
 from __future__ import annotations

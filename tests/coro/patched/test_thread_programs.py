@@ -1,4 +1,4 @@
-"""Programs that poll until another thread has run, import modules again, or use the names of functions and types.
+"""Programs that import modules again, use the names of functions and types, or poll until another thread has run.
 
 Each program prints the same with `python` and with `python -m grapeshot.coro`. A time limit ends a program that hangs.
 """

@@ -111,7 +111,8 @@ def kill_some(world: World) -> None:
         context = co.get_context()
         if co.done() or context is None:
             continue
-        # From here on, `co` and the other coros of its family, which may wait for it, may raise an injected exception.
+        # From here on, `co` may raise an injected exception. The other coros of its family may raise one, too, because
+        # they may wait for `co`.
         world.killed.add(context.get(FAMILY))
         world.soak.kills += 1
         how = generator.randrange(4)
@@ -196,7 +197,7 @@ def loop_main(world: World) -> None:
 
 
 def one_round(soak: Soak, seed: str) -> None:
-    """Run one loop in this thread, from its start until it is closed while coros are still suspended."""
+    """Run one loop in this thread. Some coros are still suspended when the loop is closed."""
     world = World(soak, random.Random(seed))
     world.is_mixed = soak.options.mixed
     world.evicts_always = coro.stack_info()["evicts_always"]
@@ -215,7 +216,7 @@ def one_round(soak: Soak, seed: str) -> None:
 
 
 def worker(soak: Soak, number: int) -> None:
-    """Run rounds, each in a new thread, so that threads that had coros also end."""
+    """Run rounds. Each round has its own thread, which ends with the round."""
     for count in itertools.count():
         if soak.is_over():
             return

@@ -197,8 +197,9 @@ def test_at_each_allocation_with_tracemalloc(walker):
 
 
 def test_in_a_signal_handler_during_switches(walker):
-    """A signal handler in C walks the frames if the signal has interrupted grapeshot's code. It ignores signals that
-    interrupt the interpreter's code, because before 3.14 there are moments when the chain of frames is invalid there.
+    """A signal handler in C walks the frames if the signal has interrupted grapeshot's code. The handler
+    ignores signals that interrupt the interpreter's code: before 3.14, the interpreter sometimes makes the chain of
+    frames invalid for a moment.
     """
     signals, _, deepest = run(
         walker,

@@ -92,7 +92,7 @@ def test_a_new_coro_without_memory_ends_with_the_error():
             _core._coro_fail_evictions(0)
             later.append(coro.spawn(work, 8))
 
-        # Until `feed` runs, in the next iteration, no stack gets the memory for an eviction or an allocation.
+        # Until `feed` runs in the next iteration, each eviction and each allocation of a stack fails.
         asyncio.get_running_loop().call_soon(feed)
         starve()
         failures = []
@@ -308,7 +308,8 @@ def test_at_the_kernels_limit_of_mappings_spawn_raises_and_everything_goes_on(gu
 @pytest.mark.skipif(bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="PYTHONMALLOC=malloc needs the GIL")
 @pytest.mark.parametrize("count", [50, 1500])
 def test_reused_stacks_give_deep_memory_back(count, monkeypatch):
-    """Each coro uses more of its stack than a free stack keeps. After each round, the stacks keep only a little memory.
+    """Each coro uses more stack memory than its stack may keep after the coro has ended. The test checks that the
+    stacks give the rest back.
 
     PYTHONMALLOC makes all objects come from malloc. The interpreter's own allocator takes memory in arenas of 1 MiB,
     and a single object keeps a whole arena. So arenas would be left after each round, and the test would measure them

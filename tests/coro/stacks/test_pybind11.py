@@ -29,7 +29,8 @@ SOURCE = """
 namespace py = pybind11;
 
 static void add_functions(py::module_ &m) {
-    // pybind11 keeps a temporary (the text in its encoded form) alive for as long as the call is in the list.
+    // Each call is in pybind11's list until it returns. pybind11 terminates the process if a call returns while it is
+    // not at the head of the list.
     m.def("call", [](const std::function<py::object()> &function, const std::u16string &text) {
         return py::make_tuple(function(), text);
     });

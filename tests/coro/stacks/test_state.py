@@ -331,9 +331,9 @@ def test_finalizers_of_the_collector_cannot_yield_on_a_shared_stack(leave, stack
 
 @needs_coros
 def test_a_native_profile_function_that_collects():
-    """When grapeshot calls a native profile function, the function cannot wait, even after a collection.
+    """A native profile function cannot wait while grapeshot tells it about a coro's frames, even after a collection.
 
-    These calls tell the function about a coro's frames. They run on the thread's own stack.
+    Grapeshot makes these calls on the thread's own stack. When the interpreter calls the function, it can wait.
     """
     out = run_script(
         None,
@@ -445,7 +445,7 @@ def test_a_finalizer_that_reference_counting_calls_may_wait():
 
 @needs_coros
 def test_the_users_callbacks_of_the_collector():
-    """The collector calls the functions in `gc.callbacks`, too. If one of them tries to wait, it gets an error."""
+    """A function in `gc.callbacks` cannot wait on a shared stack when a collection starts."""
     log = []
 
     def callback(phase, _info):

@@ -251,7 +251,7 @@ def test_a_holder_that_would_wait_for_itself():
         assert not lock.has_lock()
         holder = coro.spawn(lock.acquire)
         holder.join()
-        # The holder ended without releasing the lock, which therefore stays locked, as with a thread.
+        # The holder ended without releasing the lock. The lock stays locked, as it does when a thread ends.
         assert lock.has_lock(holder)
         with pytest.raises(coro.TimeoutError):
             coro.with_timeout(0.001, lock.acquire)
@@ -265,8 +265,8 @@ def test_what_lock_and_unlock_of_a_mutex_return():
         assert mutex.lock() is False  # False: the call did not wait
         assert mutex.lock() is False
         waiter = spawn_blocked(lambda: (mutex.lock(), mutex.unlock()))
-        assert mutex.unlock() is False  # False: no other coro has got it, because this one still holds it
-        assert mutex.unlock() is True  # True: another coro has got it
+        assert mutex.unlock() is False  # False: this coro still holds the mutex
+        assert mutex.unlock() is True  # True: another coro has got the mutex
         assert waiter.join() == (True, False)
         with pytest.raises(coro.LockError):
             mutex.unlock()

@@ -473,7 +473,8 @@ class Channel(Bench):
     def check(self):
         assert self.received == sorted(set(self.received)), "duplicated or out of order"
         senders, receivers = self.count("send"), self.count("receive")
-        # How many values are left in the channel. Their senders have continued, but their receivers were interrupted.
+        # The number of values that stay in the channel because a receiver was interrupted after it had been woken. The
+        # senders of these values have continued.
         left = self.channel.balance - senders + receivers
         surely = len(self.accepted.difference(self.received))
         # If a sender is interrupted after its value was taken but before it runs, its number stays in `withdrawn`.
@@ -515,7 +516,7 @@ class Condition(Bench):
         assert len(self.condition) == len(self.waiting())
         assert self.returned <= self.given
         if self.returned < self.given:
-            # A wake-up may be lost only if no coro that began to wait before this step is still waiting.
+            # Wake-ups may be lost only if all coros that waited before this step have stopped waiting.
             assert not [worker for worker in self.waiting() if worker.since <= self.began]
 
 

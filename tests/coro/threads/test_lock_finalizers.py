@@ -1,4 +1,4 @@
-"""Finalizers that use locks of patched threads, and that the garbage collector calls on the stack of a coro.
+"""The locks that `coro.patch()` installs, in finalizers that the garbage collector calls on the stack of a coro.
 
 A coro with a stack of its own can wait in such a finalizer. A coro on a shared stack blocks its thread if a real thread
 holds the lock, and gets RuntimeError if another coro holds it.

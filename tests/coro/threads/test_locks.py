@@ -273,7 +273,7 @@ def test_first_come_first_served():
 
 
 def test_coros_of_two_loops():
-    """Two threads run a coro each. Both coros take the same lock again and again, and yield while they hold it."""
+    """Each of two threads runs one coro. Both coros take the same lock many times, and yield while they hold it."""
     lock = make("thread_lock")
     counts = {0: 0, 1: 0}
     inside = []
@@ -451,7 +451,7 @@ def test_storm_over_one_lock():
             once(lambda: time.sleep(0.00005), rng)
 
     def pause():
-        # A victim does not yield here, because no interruption may arrive while `inside` counts the victim.
+        # A victim does not yield here, because an interruption would skip the line `inside[0] -= 1`.
         coro.yield_slice() if coro.current().name != "victim" else None
 
     def work(seed):
@@ -460,9 +460,10 @@ def test_storm_over_one_lock():
             once(pause, rng)
 
     def victim(end):
+        rng = random.Random(1)
         while not end:
             try:
-                once(pause, random.Random(1))
+                once(pause, rng)
                 coro.yield_slice()
             except coro.Interrupted:
                 pass

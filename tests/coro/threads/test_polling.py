@@ -1,4 +1,4 @@
-"""Polling a lock or queue of patched threads without waiting: after a number of such calls, other coros run."""
+"""Polling the locks and the queue that `coro.patch()` installs: after many such calls in a row, other coros run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""asyncio awaitables in coros. Where possible, the same body also runs as a task, and both results must be equal."""
+"""asyncio awaitables in coros.
+
+Where possible, a test runs the same coroutine function in a coro and as a task, and compares the results.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def outcome_of(run):
 
 
 def in_both_ways(body, drive=None):
-    """Run ``body(log)`` as a task and, by await_, in a coro. ``drive(runner)`` acts on the task or coro from outside.
+    """Run ``body(log)`` as a task, then in a coro with await_. ``drive(runner)`` acts on the task or coro from outside.
 
     Check that the outcome and the log are the same both ways, and return them.
     """

@@ -1,4 +1,4 @@
-"""greenlet, SQLAlchemy's asyncio and greenback beside coros, in one loop.
+"""greenlet, SQLAlchemy's asyncio extension, and greenback run beside coros in one loop.
 
 Code that switches stacks itself must stay within the coro, or the task, in which it started.
 """
@@ -40,7 +40,7 @@ def keep_yielding(log, name, count=20):
 
 
 def echo(greenlet, values):
-    """Send each value and then None to a greenlet. Return its answers: twice each value, and then the total."""
+    """Send each value and then None to a greenlet. Return its answers: the double of each value, then the total."""
 
     def body(value):
         total = 0

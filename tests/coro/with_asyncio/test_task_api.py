@@ -231,7 +231,7 @@ def test_unregistered_tasks_are_not_listed(spawn):
 
 
 def test_all_tasks_after_the_end_of_a_thread():
-    """Like tasks, coros that did not end with their thread are still listed."""
+    """Coros and tasks that have not ended when their thread ends are still listed."""
     code = """
         import asyncio, threading
         import grapeshot
@@ -307,7 +307,7 @@ def test_run_cancels_remaining_coros():
 
 
 def ended_runners():
-    """For each way to end, yield a function that ends in this way, and a new task and a new coro that will call it."""
+    """Yield three functions, which return, fail or are cancelled, each with a new task and a new coro that call it."""
 
     def give():
         return 5

@@ -17,8 +17,8 @@ from tests.apps.certificates import Certificates
 ROOT = Path(__file__).resolve().parents[3]
 ROWS, RESULT = feature_table.load()
 HAS_GIL = not sysconfig.get_config_var("Py_GIL_DISABLED")
-NEWER = {"eager_tasks": (3, 12), "call_graph": (3, 14)}  # CPython itself has these features from these versions on
-# asyncio's own loop has these features from these versions of Python on. grapeshot has them on every version.
+NEWER = {"eager_tasks": (3, 12), "call_graph": (3, 14)}  # the first Python version that has the feature, on any loop
+# The first Python version in which asyncio's own loop has the feature. grapeshot has these features on every version.
 ASYNCIO_HAS = {"all_errors": (3, 12), "close_clients": (3, 13), "keep_alive": (3, 13)}
 
 

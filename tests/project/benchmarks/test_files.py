@@ -1,4 +1,7 @@
-"""The harness that compares libraries for files: each does all kinds of work, and CPU and wall time each have a row."""
+"""The harness that compares libraries for files: every library does all kinds of work.
+
+CPU time and wall time have separate rows in the tables.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ COMMITTED = json.loads(speed_table.RESULTS.read_text(encoding="utf-8"))
 
 
 class Loads(HTMLParser):
-    """Collects scripts, whatever else a browser would fetch, and elements that were not closed."""
+    """Collects what a browser would load or run, the ids, the links, and the elements that were not closed."""
 
     VOID = ("meta", "br", "img", "link", "input", "hr")
 

@@ -268,7 +268,7 @@ def test_a_comparison_is_written_from_end_to_end(tmp_path, capsys):
     assert [*runs["samples"]] == ["grapeshot", "tasks"]
     said = capsys.readouterr()
     assert "of tasks" in said.out
-    # Run it once more, and compare it with the first run. A verdict would need 15 runs.
+    # Measure once more, and compare the result with the first result. A verdict would need 15 runs.
     compare.main([*words, "--against", str(path)], suites=(CORO_SUITE,))
     assert "0 rows with 15 or more runs compared" in capsys.readouterr().out
 
