@@ -1,4 +1,4 @@
-"""tests/regressions.toml lists known faults of event loops with their tests, which exist and must pass on grapeshot."""
+"""Every test that tests/regressions.toml names exists, and no mark of the test excuses grapeshot from passing it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ LOADED = {
 
 
 class Page(HTMLParser):
-    """A page's links, the ids that links to the page can name, and the files that the page loads."""
+    """A page's links, its ids (the possible targets of links), and the files that it loads."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -121,7 +121,8 @@ def test_every_public_name_is_in_the_reference(found, module):
     names = importlib.import_module(f"grapeshot{module}").__all__
     if module == "":
         names = {*names, *grapeshot._LAZY_NAMES} - {"__version__"}
-    # All but three names of grapeshot.coro.rpc come from grapeshot.rpc, and the reference shows them only there.
+    # grapeshot.coro.rpc has three names of its own. Its other names come from grapeshot.rpc, and the reference shows
+    # those names only under grapeshot.rpc.
     left_out = set(importlib.import_module("grapeshot.rpc").__all__) - OF_COROS if module == ".coro.rpc" else set()
     assert {name for name in names if name not in left_out and f"grapeshot{module}.{name}" not in there} == set()
 

@@ -1,4 +1,4 @@
-"""Both ends of calls in one loop, the methods that the tests call, and a raw client that can send anything."""
+"""A server and its clients in one loop, the methods that the tests call, and a raw client that can send anything."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A peer that sends malformed bytes loses its connection. Other connections continue.
 
-After the hellos, the server names the reason before it closes the connection.
+If the hellos were valid, the server names the reason before it closes the connection.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def slots_of(key: int, size: int) -> Iterator[int]:
 
 
 async def test_integer_keys_that_make_a_dict_slow_are_refused(loop):
-    # A dict probes the slots in a fixed cycle. The first keys take 60 % of the slots, which follow each other in this
-    # cycle. For each of the other 900 keys, the dict first finds only taken slots, and then has to follow the cycle to
-    # the first free one.
+    # When the bits of a key are used up, a dict probes all slots in a fixed cycle. The first keys take 60 % of the
+    # slots: one unbroken part of this cycle. For each of the other 900 keys, the dict first finds only taken slots, and
+    # then has to follow the cycle to the first free slot.
     size, last = 2**14, 1
     taken = {last: None}
     while len(taken) < size * 6 // 10:

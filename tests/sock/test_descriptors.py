@@ -304,7 +304,7 @@ async def test_a_reused_number_while_the_old_operation_still_waits(loop):
 
 
 async def test_numbers_are_reused_between_operations(loop):
-    """Again and again, both ends of a pair are closed, in either order, and a pair is opened. The loop is not told."""
+    """Again and again, a pair of sockets is closed, in either order, and a new pair is opened. The loop is not told."""
     pattern = random.Random(3)
     open_pairs = [socket.socketpair() for _ in range(6)]
     for ours, _ in open_pairs:
@@ -462,7 +462,7 @@ def test_an_interrupt_in_another_callback_loses_no_event(loop):
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on, no collection runs inside an allocation")
 def test_a_finalizer_that_runs_while_a_wait_begins_does_not_end_it():
-    """A collection in the middle of `sock_recv` finds garbage whose finalizer calls remove_reader() for that socket."""
+    """A garbage collection in the middle of sock_recv() runs a finalizer that calls remove_reader() for the socket."""
     run_script(
         "grapeshot",
         """

@@ -454,8 +454,8 @@ async def test_a_file_that_shrinks_during_the_transfer(loop, tmp_path):
 
 @pytest.mark.only_on("grapeshot")
 async def test_no_part_is_sent_before_it_was_looked_for_in_memory(loop, file, monkeypatch):
-    """The socket takes less than it is offered, so the next part of the file begins inside the range that was checked
-    last. The next part must not reach beyond the end of that range.
+    """Before sock_sendfile() sends a part of the file, it checks whether the part is in memory. If the socket takes
+    only the beginning of the part, the next system call must not send more than the rest of that part.
     """
     checked, sent = 0, []
     read_now, send_file = _core._aio_read_now, _core._send_file

@@ -398,7 +398,7 @@ async def test_connecting_again_after_a_refusal(loop):
 
 
 async def test_many_at_once(loop):
-    """Connections open, transfer and close repeatedly, over the same descriptors."""
+    """Many connections transfer data at the same time. Later connections reuse the descriptors of closed ones."""
     pattern = random.Random(7)
 
     async def serve(connection):

@@ -203,7 +203,7 @@ def test_install():
 
 
 def test_install_gives_no_warning():
-    """install() gives no deprecation warning about policies, because its caller uses no policy."""
+    """install() may set a policy. That gives no deprecation warning, because the program itself uses no policy."""
     assert script("import grapeshot; grapeshot.install(); grapeshot.uninstall(); print('quiet')") == "quiet"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("aiofastnet")
 
-# `library` stands for aiohttp.net_helpers, which takes aiofastnet's functions when it is imported.
+# `library` stands for aiohttp.net_helpers, which imports aiofastnet's functions by name.
 PROGRAM = """
 import asyncio, sys, types
 import grapeshot

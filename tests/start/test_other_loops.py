@@ -159,8 +159,8 @@ def test_the_variables_of_other_servers_are_set_unless_the_user_has_set_them(run
 
 @pytest.mark.skipif(not HAS_UVLOOP, reason="uvloop is not installed")
 def test_uvicorn_in_a_program(run):
-    """If a program calls uvicorn, only the argument `loop` makes uvicorn choose another loop than uvloop. The warning
-    names that argument.
+    """If a program calls uvicorn, uvicorn runs uvloop unless the program gives the argument `loop`. The warning names
+    that argument.
     """
     pytest.importorskip("uvicorn")
     code = """

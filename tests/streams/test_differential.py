@@ -206,7 +206,7 @@ def test_same_traffic_same_results(seeds):
 @pytest.mark.parametrize("looks", [True, False])
 @pytest.mark.parametrize("seeds", [range(start, start + 25) for start in range(0, 100, 25)], ids=lambda seeds: seeds[0])
 def test_same_results_with_native_streams(seeds, looks):
-    """Looking at `_buffer` joins the pieces of data in a native reader, so the traffic also runs without looking."""
+    """Each access to `_buffer` joins the pieces of data in a native reader. With looks=False, there is no access."""
     native = grapeshot.streams
     for seed in seeds:
         expected = log_of("asyncio", seed, asyncio.StreamReader, looks=looks)

@@ -1,4 +1,7 @@
-"""Native feeding of a StreamReader gives the same results as Python code, and is not used where Python must run."""
+"""A StreamReader that is fed natively behaves like one that asyncio's Python code feeds.
+
+If a subclass or a patch replaces that Python code, the loop calls the replacement.
+"""
 
 from __future__ import annotations
 
@@ -265,7 +268,7 @@ async def test_subclasses(loop, what):
 @pytest.mark.parametrize("target", ["class", "object"])
 @pytest.mark.parametrize("name", ["feed_data", "_wakeup_waiter"])
 async def test_patched_reader(loop, loop_kind, monkeypatch, name, target):
-    """Methods that are replaced on an open connection are called from the next data on, until they are restored."""
+    """If a method is replaced while the connection is open, the replacement is called until the method is restored."""
     stream = await open_stream(loop)
     await stream.send(b"0")
     seen = []

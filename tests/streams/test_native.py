@@ -438,7 +438,7 @@ async def test_no_python_code_runs(loop, loop_kind):
 
 @pytest.mark.parametrize("name", ["readline", "feed_data", "_maybe_resume_transport"])
 async def test_subclasses(api, loop, name):
-    """A method that a subclass replaces is called."""
+    """If a subclass overrides a method, the method of the subclass is called."""
     seen = []
 
     def spied(reader, *args):
@@ -657,7 +657,7 @@ async def test_a_handler_that_fails(api, loop, reported):
 
 
 async def test_types_of_a_connection(api, loop, loop_kind):
-    """On other loops, the functions of grapeshot.streams are asyncio's and return its types."""
+    """On other loops, the functions of grapeshot.streams call asyncio's functions and return asyncio's types."""
     ends = await connection(api, loop)
     module = api if loop_kind == "grapeshot" else asyncio
     for reader, writer in ends:

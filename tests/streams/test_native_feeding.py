@@ -1,4 +1,4 @@
-"""The tests of test_feeding.py that apply to grapeshot.streams, with its readers and protocols."""
+"""Repeat tests of test_feeding.py with the readers and protocols of grapeshot.streams."""
 
 from __future__ import annotations
 

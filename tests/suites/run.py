@@ -7,13 +7,13 @@ exceptions are in `suites.toml`, each with its reason. The run fails when
 
 - a test that passed on the baseline fails, is skipped or is missing on the subject, and is not listed,
 - a listed test passes, or a listed pattern matches no test that passed on the baseline (so that the list stays true),
-- in the run on the subject, a test builds a loop of asyncio's own, or no test builds a loop of the subject, or no test
-  runs a blocking function in a coro although the suite has a `patch`.
+- in the run on the subject, a test builds a loop of asyncio's own, or no test builds a loop of the subject,
+- a suite has a `patch`, and no test runs a blocking function in a coro in the run on grapeshot's loop.
 
 A test that failed runs again, up to twice, before its result counts, because these suites have tests that depend on
-timing. (On the subject, tests that were skipped or are missing run again, too. Tests that are listed, or that did not
-pass on the baseline, do not.) Tests that pass only when they run again are named at the end, for the baseline and for
-the subject.
+timing. On the subject, tests that were skipped or are missing also run again, but listed tests and tests that did not
+pass on the baseline never run again. Tests that pass only when they run again are named at the end, for the baseline
+and for the subject.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Let the program that runs other projects' suites run a small suite. `.ci/matrix suites` runs the real ones."""
+"""Tests of run.py with a small suite. `.ci/matrix suites` runs the suites of other projects."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tasks, coros and real threads that run the same async function.
 
-In a task, the async function awaits the queue's methods for tasks. In a coro or a thread, it calls the blocking
-methods, and is therefore never suspended. So `drive` can run it without a loop.
+In a task, the async function awaits the methods for tasks, such as `aget`. In a coro or a thread, it calls the blocking
+methods, such as `get`, and is therefore never suspended. So `drive` can run it without a loop.
 """
 
 from __future__ import annotations

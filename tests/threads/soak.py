@@ -100,7 +100,7 @@ class Soak:
 
 
 class Item:
-    """An object that a producer puts. When it is freed, it adds its number to `world.finalized`.
+    """An object that a producer puts into the queue or channel. When freed, it adds its number to `world.finalized`.
 
     Every eighth item also puts its number into `world.graveyard`.
     """
@@ -424,8 +424,8 @@ class Stay:
         except CLOSED:
             pass
         except BaseException as error:
-            # A worker may end with one of these exceptions when its loop is closed. The RuntimeError comes from
-            # asyncio's functions if the thread of the worker is ending: no loop runs there any more.
+            # CancelledError, GeneratorExit and Injected may end a worker whose loop is closed. If the worker's thread
+            # is ending, no loop runs there any more, and asyncio's functions raise the RuntimeError.
             is_end = isinstance(error, asyncio.CancelledError | GeneratorExit | Injected) or (
                 isinstance(error, RuntimeError) and "event loop" in str(error)
             )
@@ -466,8 +466,9 @@ class Stay:
 
     async def _main_task(self) -> None:
         async def worker(function: Any, generator: random.Random, count: float) -> None:
-            # The queue may promise an item or a place to the task, and then the loop may be closed before the task
-            # runs. The promise is given back only when the task is freed. So nothing here may keep the task alive.
+            # The loop may be closed after the queue has reserved an item or a place for the task, but before the task
+            # runs. The queue gets that item or place back only when the task is freed. So nothing here may keep the
+            # task alive.
             task = weakref.ref(asyncio.current_task())  # type: ignore[type-var]
 
             def interrupt() -> None:
@@ -525,7 +526,7 @@ class Stay:
 
 
 def move(world: World, seed: str) -> None:
-    """Run several stays, one after the other, each in a new thread. So some threads end after coros ran in them."""
+    """Run several stays, one after the other, each in a thread of its own, which ends with the stay."""
     generator = random.Random(seed)
     for count in range(generator.randrange(1, 4)):
         stay = Stay(world, f"{seed}.{count}", generator.choice(world.soak.kinds), is_permanent=False)

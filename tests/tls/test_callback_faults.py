@@ -1,7 +1,7 @@
 """An error in a protocol's callback over TLS is reported, even if it is not an instance of `Exception`.
 
-Exceptions: KeyboardInterrupt and SystemExit leave the loop, and a CancelledError in eof_received is not reported. Each
-error also closes the connection, unless it is raised in a callback of flow control.
+But KeyboardInterrupt and SystemExit leave the loop, and a CancelledError in eof_received is not reported. Each error
+also closes the connection, unless it is raised in a callback of flow control.
 """
 
 from __future__ import annotations

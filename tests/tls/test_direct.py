@@ -1,6 +1,6 @@
-"""A TLS transport uses OpenSSL directly, or through `ssl.MemoryBIO` where that is not possible. Programs must not
-notice a difference. (GRAPESHOT_MEMORY_BIO=1 selects MemoryBIO. `.ci/run` sets the variable for the tests on one version
-of Python.)
+"""A TLS transport calls OpenSSL directly if it can, and otherwise uses `ssl.MemoryBIO`. Programs must not notice a
+difference. (GRAPESHOT_MEMORY_BIO=1 selects MemoryBIO. `.ci/run` sets the variable for the tests on one version of
+Python.)
 """
 
 from __future__ import annotations

@@ -372,7 +372,7 @@ async def test_many_handshakes_at_once_some_fail(loop, serve, count):
 @pytest.mark.leaks_on(asyncio="does not close the socket")
 @pytest.mark.skip_on(uvloop="also reports the error to the exception handler")
 async def test_wrap_bio_refuses(loop):
-    """create_connection raises the error of the context, and the socket is closed."""
+    """create_connection raises the error that the context's `wrap_bio` has raised, and closes the socket."""
     connecting, peer = begin(loop, server_hostname="x" * 300)
     await fails(connecting, ValueError)
     peer.close()

@@ -123,7 +123,7 @@ async def test_is_closing_does_not_send_held_data(loop, loop_kind):
 
 
 async def test_steps_of_several_connections_in_one_iteration(loop):
-    """A later step aborts one of the connections. Its data is sent all the same."""
+    """A later step aborts one of the connections. The data written to that connection is sent all the same."""
     ends = [await quiet(loop) for _ in range(4)]
     for number, (transport, _, _) in enumerate(ends):
         loop.call_soon(transport.write, b"%d, " % number)

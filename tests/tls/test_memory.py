@@ -193,8 +193,8 @@ def test_dropped_with_the_loop_warns(files):
 
 @pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
 def test_memory_that_is_lent_to_openssl_cannot_be_taken(files, kind):
-    """During a read or write, a callback cannot get a view of the lent memory from any object that the collector
-    shows.
+    """OpenSSL's message callback runs while memory is lent to OpenSSL. The callback cannot get a view of that memory
+    through the objects that gc.get_objects() returns.
     """
     code = f"""
         import asyncio, gc, ssl

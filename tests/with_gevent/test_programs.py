@@ -104,8 +104,8 @@ def finish(program: Process) -> None:
 
 
 class Site(ThreadingHTTPServer):
-    """A server that replies with the path, and counts requests and connections. It replies to requests for /meet only
-    when `together` of them wait.
+    """A server that replies with the path, and counts requests and connections. Each request for /meet waits until the
+    number of waiting requests is `together`; then all of them get their replies.
     """
 
     request_queue_size = 128
@@ -565,7 +565,7 @@ from common import *
 url = f"http://127.0.0.1:{os.environ['PORT']}"
 
 class Client:
-    "A client of python-socketio. If its methods return awaitables, `call` awaits them."
+    "Wraps a client of python-socketio. The methods of an AsyncClient return awaitables, which `call` awaits."
     def __init__(self, name, client, call):
         self.name, self.client, self.call = name, client, call
         self.said, self.numbers, self.is_over = [], [], False
@@ -794,7 +794,7 @@ def ask(query, *values):
     finally:
         connection.close()
 
-# The program cancels these queries when it has seen that all of them run.
+# Ten greenlets run this function. When all ten queries run, the program cancels them.
 def sleep():
     try:
         return ask("SELECT pg_sleep(600)")

@@ -1,8 +1,8 @@
 """gevent's own tests, from its installed package, on a grapeshot loop.
 
-Each test module runs in a process of its own. A test that fails must also fail on one of gevent's own loops, unless it
-is listed in ``DIFFERENT`` or ``DIFFERENT_SCRIPTS``. By default some modules run; with ``TEST_GEVENT=all`` (as in
-`.ci/matrix`) all of them do.
+Each test module runs in a process of its own. A test that fails must also fail on one of gevent's own loops, unless
+``DIFFERENT`` lists the test. By default some modules run. With ``TEST_GEVENT=all`` (as in `.ci/matrix`) all modules
+run, except those in ``DIFFERENT_SCRIPTS``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""connect_write_pipe: when data is written, flow control, how a transport ends, and wrong use."""
+"""connect_write_pipe: writes at once and later, flow control, the ends of transports, and wrong use."""
 
 from __future__ import annotations
 

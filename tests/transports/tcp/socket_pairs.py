@@ -1,4 +1,4 @@
-"""Transports whose other end is a raw socket, at which data arrives as soon as it is sent."""
+"""Transports on socket pairs. Data arrives at the other end as soon as it is sent."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from support import Peer, Recorder, until
 
 
 async def unix_pair(loop, factory=Recorder):
-    """Return a transport, its protocol and the raw other end of a socket pair, at which data arrives as soon as it is
-    sent.
-    """
+    """Return a transport on one end of a socket pair, its protocol, and a `Peer` on the other end."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     transport, protocol = await loop.connect_accepted_socket(factory, ours)
@@ -18,7 +16,7 @@ async def unix_pair(loop, factory=Recorder):
 
 
 def arrived(peer: Peer) -> bytes:
-    """Return what has arrived so far."""
+    """Return the data that has arrived since the last call."""
     try:
         return peer.sock.recv(1 << 20)
     except BlockingIOError:

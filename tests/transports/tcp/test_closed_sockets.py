@@ -279,8 +279,8 @@ async def test_a_second_transport_for_the_same_socket_is_refused(loop):
 
 @pytest.mark.skip_on(asyncio="Server.close() raises ValueError: the selector does not find the socket")
 async def test_a_server_whose_socket_was_closed(loop, serve, reported):
-    """A duplicate, such as a forked worker has, keeps the listening socket open, so the poller still reports events.
-    The server must not accept on the other socket that now has the old number.
+    """A duplicate keeps the listening socket open, so the poller still reports events. (A forked worker has such a
+    duplicate.) The server must not accept on the other socket, which now has the old number.
     """
     made = []
 

@@ -133,7 +133,7 @@ async def main():
 
 
 @pytest.mark.skip_on(
-    asyncio="fails when a number that was closed without its knowledge is used again",
+    asyncio="fails when a new file gets the number of a socket that was closed under its transport",
     uvloop="keeps sockets open until its transports are closed",
 )
 @pytest.mark.parametrize("seed", range(4))

@@ -1,5 +1,5 @@
-"""`loop.set_limits()`: at a limit, servers wait before they accept more, and calls of the program that open something
-raise LimitError.
+"""`loop.set_limits()`: at a limit, servers wait before they accept more, and the program gets a LimitError if it tries
+to open something.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Protocols and factories that raise: the connection is closed, the error is reported, the loop continues, nothing
-leaks. An interrupt leaves the loop instead.
+leaks. KeyboardInterrupt and SystemExit end the run instead.
 """
 
 from __future__ import annotations

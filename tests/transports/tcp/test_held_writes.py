@@ -1,4 +1,7 @@
-"""Small writes of a step leave together: when the step or its batch ends, or before a call that reveals held data."""
+"""The loop holds the small writes of a step and sends them together.
+
+It sends them when the step or its batch of steps ends, or before a call that would reveal that data is held.
+"""
 
 from __future__ import annotations
 
@@ -261,7 +264,7 @@ async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, 
 
 @pytest.mark.skip_on(uvloop="sends at the end of the iteration")
 async def test_is_closing_does_not_send_held_data(loop, loop_kind):
-    """Servers call is_closing() after each reply. If it sent held data, each reply would be sent on its own."""
+    """Servers call is_closing() after each reply. If that call sent held data, each reply would need a system call."""
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         transport.write(b"held")

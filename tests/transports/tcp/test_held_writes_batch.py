@@ -110,8 +110,8 @@ async def test_a_chain_of_callbacks_that_never_ends(loop):
 async def most_held(loop, count, write, len_bytes, expected):
     """Return the highest number of bytes that were unsent when a step of a batch began.
 
-    `write` writes `len_bytes` to a transport. The loop also sends when held data gets too old, so on a busy machine
-    this function may need several batches until it reaches `expected`.
+    `write` writes `len_bytes` bytes to a transport. The loop also sends when held data gets too old, so on a busy
+    machine this function may need several batches until it reaches `expected`.
     """
     most, give_up = 0, time.monotonic() + CAP_S
     async with Shared(loop, count) as shared:

@@ -67,7 +67,7 @@ def data_segments_sent(sock: socket.socket) -> int:
 @linux_only
 @pytest.mark.xfail_on(asyncio="makes a system call for each write", uvloop="makes a system call for each write")
 async def test_writes_of_one_callback_leave_together(loop):
-    """Four writes in data_received make one system call. TCP_NODELAY is set, so each call would send a segment."""
+    """Four writes in data_received make one system call. TCP_NODELAY is set, so each system call sends a segment."""
 
     class Pieces(Recorder):
         def data_received(self, data):

@@ -1,6 +1,6 @@
 """Two transports of one loop exchange random data.
 
-(tests/fuzz makes the same random steps on asyncio's loop, and compares the results.)
+(tests/fuzz makes random steps on asyncio's loop and on grapeshot's, and compares the results.)
 """
 
 from __future__ import annotations

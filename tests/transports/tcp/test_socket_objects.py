@@ -106,7 +106,7 @@ async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monke
 
 @pytest.mark.skip_on(uvloop="no such attribute")
 async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_socket(loop, monkeypatch):
-    """The descriptor number that the socket object gets may belong to another file by now, which must stay open."""
+    """Another file may get the connection's number before the socket object is made. That file must stay open."""
     transport, protocol, peer = await connected(loop, how="server")
     begun, closed = threading.Event(), threading.Event()
 

@@ -184,7 +184,7 @@ async def test_a_connected_socket_ignores_the_address_of_sendto(loop):
         await finish(protocol)
 
 
-@pytest.mark.xfail_on(asyncio="treats a peer without a name like no peer")
+@pytest.mark.xfail_on(asyncio="behaves as if a peer without a name did not exist")
 async def test_a_socket_pair(loop):
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with right:

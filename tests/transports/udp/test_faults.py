@@ -1,4 +1,4 @@
-"""Errors of the socket and of the protocol that do not end the endpoint, paused reading, and unusual ends."""
+"""Paused reading, unusual ends, and errors of the socket and of the protocol, after which the endpoint goes on."""
 
 from __future__ import annotations
 
