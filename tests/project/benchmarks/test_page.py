@@ -109,12 +109,12 @@ BEFORE = [40, 50, 60] * 5
         (
             row(BEFORE),
             row([55, 70, 500] * 5),
-            "1 rows with 15 or more runs compared with the runs of then: 0 worse",
+            "compared 1 rows (those with 15 or more runs) with the runs of then: 0 worse",
             False,
         ),
-        (row(BEFORE), row([500] * 14), "0 rows with 15 or more runs compared", False),
+        (row(BEFORE), row([500] * 14), "compared 0 rows", False),
         # The peer's numbers doubled, too, so it is the machine that got slower.
-        (row(BEFORE), row([100] * 15, [200] * 15), "1 rows with 15 or more runs compared", False),
+        (row(BEFORE), row([100] * 15, [200] * 15), "compared 1 rows", False),
         # Without a common peer, the numbers themselves are compared.
         (row(BEFORE, []), row([100] * 15, []), "worse: spawn: 50 before, 100 now (+100%)", True),
         (row(BEFORE), row([]), "worse: spawn has no number now", True),
