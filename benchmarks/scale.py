@@ -1,8 +1,8 @@
 """Measure what a loop costs at scale, in this process: `python -m benchmarks.scale KIND --loop LOOP`.
 
 - `idle_timers`: a program that does nothing except run 1,000 timers, each of which fires once a second. Prints
-  `{"cpu_ms_per_s": ..., "late_us": median}`. A loop can save CPU time by waking up less often, but then its timers fire
-  later.
+  `{"cpu_ms_per_s": ..., "late_us": median, ...}`. A loop can save CPU time by waking up less often, but then its timers
+  fire later.
 - `pending_timers`: timers are set and cancelled in batches of 10,000 while `--count` others wait. Prints
   `{"cpu_ns": per timer, ...}`.
 
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--loop", required=True, help="grapeshot, uvloop, asyncio or module:factory")
     parser.add_argument("--seconds", type=float, default=1.0, help="measured time (1)")
-    parser.add_argument("--warm-up", type=float, default=0.2, help="seconds to wait, after one period (0.2)")
+    parser.add_argument("--warm-up", type=float, default=0.2, help="seconds of warm-up, besides 1 s (0.2)")
     parser.add_argument("--count", type=int, default=1000, help="timers that are pending (1000)")
     args = parser.parse_args()
     print_outcome(lambda: KINDS[args.kind](loop_factory(args.loop), args))

@@ -2,9 +2,10 @@
 //!
 //! asyncio's transports are ordinary objects: programs set `transport.write = f`, and tools replace methods on the
 //! class. `InstanceDict` is the `__dict__` of a native object. The dict is created when it is first needed. Until then,
-//! CPython's specialized method calls are as fast as for objects without a `__dict__`. (Python 3.11 creates the dict
-//! together with the object, but calls are just as fast while it is empty.) `OwnMethods` tells whether native code may
-//! call a method of such an object directly, or must call it through Python because Python code has replaced it.
+//! CPython's specialized method calls are as fast as for objects without a `__dict__`. (On Python 3.11, `prepare`
+//! creates the dict together with the object, but calls are just as fast while it is empty.) `OwnMethods` tells whether
+//! native code may call a method of such an object directly, or must call it through Python because Python code has
+//! replaced it.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -81,7 +82,7 @@ impl InstanceDict {
         if dict.is_null() {
             return 0;
         }
-        // SAFETY: the caller passes the collector's own function and argument; the dict is alive while held here.
+        // SAFETY: the caller passes the collector's own function and argument; the field keeps the dict alive.
         unsafe { visit(dict, arg) }
     }
 }
@@ -133,8 +134,8 @@ unsafe extern "C" fn get_shown<T: HasInstanceDict>(
     slf: *mut ffi::PyObject,
     closure: *mut c_void,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls getters attached, with an object of the type and the closure of the row, which is never
-    // freed.
+    // SAFETY: CPython calls getters in an attached thread, with an object of the type and the row's closure, which is
+    // never freed.
     unsafe {
         let py = Python::assume_attached();
         let shown = &*closure.cast::<Shown<T>>();
@@ -155,8 +156,8 @@ unsafe extern "C" fn set_shown<T: HasInstanceDict>(
     value: *mut ffi::PyObject,
     closure: *mut c_void,
 ) -> c_int {
-    // SAFETY: CPython calls setters attached, with an object of the type, which has a dict, and with the closure of the
-    // row, which is never freed; value is null on deletion.
+    // SAFETY: CPython calls setters in an attached thread, with an object of the type, which has a dict, and with the
+    // row's closure, which is never freed; value is null on deletion.
     unsafe {
         let py = Python::assume_attached();
         let name = (*closure.cast::<Shown<T>>()).name;
@@ -181,7 +182,7 @@ unsafe extern "C" fn set_shown<T: HasInstanceDict>(
 /// `on_deletion`.
 ///
 /// # Safety
-/// CPython has called a setter of a type with the layout `T` with these arguments.
+/// These are the arguments that CPython has passed to a setter of a type whose layout is `T`.
 pub(crate) unsafe fn set_value<T>(
     slf: *mut ffi::PyObject,
     value: *mut ffi::PyObject,

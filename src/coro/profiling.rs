@@ -3,15 +3,16 @@
 //! would read frames that no longer exist, and attribute the allocations of one coro to another.
 //!
 //! ```text
-//!   memray's stack    main run_forever | worker handle          the thread's own frames stay below the coro's frames
-//!   coro A stops                       | (return, return)
+//!                     memray's stack
+//!   coro A runs       main run_forever | worker handle          the thread's own frames stay below the coro's frames
+//!   coro A stops      main run_forever |                        (return, return)
 //!   coro B resumes    main run_forever | client send            (call, call)
 //! ```
 //!
 //! Each frame that was reported as called must also be reported as returned, because the profile function may keep a
-//! pointer to the frame. A return without a call does no harm. So a call is not reported if CPython will not report the
-//! frame's return. This concerns the frames that a suspended coro was in when the profile function was set: from 3.12
-//! on, CPython reports their returns only after their code has been entered again.
+//! pointer to the frame. So a call is not reported if CPython will not report the frame's return; a return without a
+//! call does no harm. The rule concerns the frames that a suspended coro was in when the profile function was set: from
+//! 3.12 on, CPython reports their returns only after their code has been entered again.
 //!
 //! The scheduler calls these functions on the thread's own stack. While no native profile function is set, each run of
 //! a coro only costs two tests.

@@ -1,8 +1,8 @@
 """Calls that may block are made in asyncio's own frames, or natively, so that tools do not report them.
 
-Tools that look for blocking calls (for example blockbuster) replace functions of the standard library. The replacements
-raise if a loop runs in the thread, unless the call comes from one of the functions of asyncio that are known to make
-it.
+Tools that look for blocking calls (for example blockbuster) replace functions of the standard library. If a loop runs
+in the thread, the replacements raise, unless the caller is one of the functions of asyncio that are known to make such
+calls.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ async def test_errors_of_paths(loop, tmp_path):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="from 3.13 on, a thread is joined without a lock")
-@pytest.mark.skip_on(asyncio="waits for the lock in a frame that such tools allow")
+@pytest.mark.skip_on(asyncio="waits in a frame of asyncio, which tools for blocking calls allow")
 def test_no_living_thread_of_the_executor_is_joined_while_the_loop_runs(loop, monkeypatch):
     joined = []
     join = threading.Thread.join

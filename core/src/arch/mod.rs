@@ -7,8 +7,8 @@
 //!   and restores the registers and control words that were saved there. It returns when some later call switches back
 //!   to the pointer in `*from`.
 //! - `unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize`: lays out a new stack below `top`
-//!   (aligned to 16 bytes), so that the first switch to the returned stack pointer calls `entry(argument)`. The chain
-//!   of frames that an unwinder follows ends at the code that makes this call.
+//!   (aligned to 16 bytes), so that the first switch to the returned stack pointer calls `entry(argument)`. An
+//!   unwinder's chain of frames ends at the code that calls `entry`.
 //! - `fn prefetch(address: *const u8)`: asks the processor to load the cache line of an address. This is only a hint.
 //!   It does not fault, whatever the address is.
 //! - `IS_SUPPORTED`: whether this target has a switch. It is false only in `none.rs`.

@@ -166,7 +166,8 @@ class Server(asyncio.Server):
         """Wait until the server is closed and its last connection has ended, as in asyncio from Python 3.12 on.
 
         On Python 3.11 this returns at once if the server is already closed, as in that version's asyncio. Programs
-        written for that version may close a server while idle connections are open, and would wait for these forever.
+        written for that version may close a server while idle connections are open. If this waited for the connections,
+        such programs would hang.
         """
         if self._waiters is None or (self._sockets is None and not _WAITS_FOR_CONNECTIONS):
             return

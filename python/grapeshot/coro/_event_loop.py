@@ -40,7 +40,8 @@ class _Program:
 class _Own(threading.local):
     """The program of this thread.
 
-    It exists from the first coro or call of :func:`event_loop` on, until it ends or ``coro.run()`` takes its loop.
+    The thread's first coro, or its first call of :func:`event_loop`, makes it. It is dropped when the program ends, or
+    when ``coro.run()`` takes its loop.
     """
 
     program: _Program | None = None
@@ -97,7 +98,7 @@ def set_exit(code: Any = 0) -> None:
 
     Call it from a coro, a callback or a task of the loop, or before the loop runs (but after a coro was made for it). A
     second call before the loop has ended replaces the code. A thread that has no :func:`event_loop` of its own may call
-    it, too, if exactly one :func:`event_loop` is running in the process. The call then ends that one.
+    ``set_exit``, too, if exactly one :func:`event_loop` is running in the process. The call then ends that one.
 
     Raises:
         RuntimeError: this thread has no :func:`event_loop` of its own, and other threads are running none or several.

@@ -314,8 +314,8 @@ pub(super) fn can_wait<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'
     Ok(bool_object(py, can_wait))
 }
 
-/// `_coro_set_undisturbed(flag)`: with true, interruptions do not end the running coro's waits for the locks and queues
-/// of `threads`, except for waits with a time limit. Returns what was set before. Outside of a coro it does nothing.
+/// `_coro_set_undisturbed(flag)`: with true, an interruption ends the running coro's waits for the locks and queues of
+/// `threads` only if they have a time limit. Returns what was set before. Outside of a coro it does nothing.
 pub(super) fn set_undisturbed<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let flag = args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?;
     let before = running(py).is_some_and(|coro| coro.is_undisturbed.replace(flag));

@@ -145,7 +145,7 @@ impl Probe {
         self.measuring.get().map(Box::as_ref)
     }
 
-    /// Called when the ready queue has been emptied.
+    /// Called when the ready queue is emptied.
     pub(super) fn forget_marks(&self) {
         if let Some(measuring) = self.measured() {
             measuring.forget_marks();

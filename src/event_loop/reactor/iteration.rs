@@ -24,7 +24,7 @@ use crate::event_loop::probe::{Mode, observer, step};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::SourceRef;
 
-/// For a timer, a poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
+/// A poll that waits for a timer never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
 const MAX_BLOCK_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 /// Selects the events that one call of `dispatch` handles.
@@ -180,9 +180,9 @@ impl Reactor {
             || self.descriptors.is_any_ready(py)
     }
 
-    /// Finishes an iteration whose poll found events while handles were ready. The handles that were ready before the
-    /// poll run first. Then the sources with an event are called, and then the handles of the other events and of the
-    /// due timers run. So the order is the same as if the events had been queued behind the handles.
+    /// Finishes an iteration whose poll found events while handles were ready. First, the handles that were ready
+    /// before the poll are run. Then the sources with an event are called, and then the handles of the other events and
+    /// of the due timers run. So the order is the same as if the events had been queued behind the handles.
     fn finish_iteration(
         &self,
         py: Python<'_>,
@@ -254,8 +254,8 @@ impl Reactor {
     }
 
     /// Handles `part` of the `count` events of the last poll. After an error (an exception that leaves the loop), the
-    /// remaining sources are not called, and no signals are taken: the next poll reports these events again. The poller
-    /// may report the other events only once, so they are handled even after an error.
+    /// remaining events of sources and of signals are skipped, because the next poll reports them again. All other
+    /// events are still handled, because the poller may report them only once.
     fn dispatch(&self, py: Python<'_>, event_loop: &LoopObject, count: usize, part: Part) -> PyResult<()> {
         // Python runs signal handlers while it executes bytecode. A loop with only native callbacks executes none, but
         // must still notice Ctrl-C.
@@ -278,8 +278,8 @@ impl Reactor {
                 self.ready.note_woken();
                 continue;
             }
-            // A stale token finds no entry: the code that an earlier event called has closed the descriptor, and its
-            // number may already be in use again.
+            // A stale token finds no entry: the handler of an earlier event has closed the descriptor, whose number may
+            // already be in use again.
             match self.descriptors.get(event.token) {
                 Some(Registered::Source(source)) if result.is_ok() && part != Part::Watches => {
                     result = self.dispatch_source(py, event_loop, source, event);

@@ -42,8 +42,8 @@ fn deadline_key(when_s: f64) -> u64 {
     (truncated.saturating_add(margin) as u64) ^ SIGN
 }
 
-/// For a timer that `Timers::expire` has taken out with the key `until`: how long ago it was due, and how long the loop
-/// may have chosen to sleep beyond its deadline. Both are in nanoseconds.
+/// For a timer that `Timers::expire` has taken out: how long ago it was due, and how long the loop may have chosen to
+/// sleep beyond its deadline. Both are in nanoseconds. `until` is the current time as a heap key.
 pub(super) fn lateness_ns(handle: Handle<'_>, until: u64) -> (u64, u64) {
     let late_ns = until.saturating_sub(deadline_key(handle.when_s()));
     (late_ns, if handle.has_slack() { SLACK_NS } else { 0 })
@@ -140,7 +140,8 @@ impl Timers {
     // ---- deadlines -------------------------------------------------------------------------------------------
 
     /// Takes out the timers that are due, the earliest first, and passes the ones that are not cancelled to `run`, with
-    /// the key for `lateness_ns`. `now_ns` is the time of the native clock. Fails only if the program has replaced
+    /// the argument `until` of `lateness_ns`. `now_ns` is the time of the native clock. Fails only if the program has
+    /// replaced
     /// `loop.time()`, and the replacement raises.
     #[inline]
     pub(super) fn expire(
@@ -207,7 +208,8 @@ impl Timers {
     /// there is any timer.
     #[inline]
     pub(super) fn may_be_due(&self, py: Python<'_>, clock: LoopClock<'_>, now_ns: u64) -> bool {
-        let first = self.heap.borrow().peek().map(|(key, _)| key); // `is_native` may run Python code
+        // The borrow ends here, because `is_native` may run Python code.
+        let first = self.heap.borrow().peek().map(|(key, _)| key);
         first.is_some_and(|key| key <= now_ns ^ SIGN || !clock.is_native(py))
     }
 

@@ -59,8 +59,8 @@ pub(super) trait PipeEnd: Sized {
     /// Discards the data that has not been sent.
     fn drop_buffer(&self) {}
 
-    /// The part of the repr that only an open pipe has: whether the poller waits for readability or writability, and
-    /// for the writing end the size of the buffer.
+    /// The part of the repr that only an open pipe has: whether the poller waits for readability or writability. The
+    /// writing end adds the size of its buffer.
     fn describe(pipe: &PipeBody<Self>) -> String;
 }
 

@@ -88,8 +88,8 @@ fn wait_writable(this: Stream<'_>) -> PyResult<()> {
     maybe_pause(this)
 }
 
-/// Sends from the out-buffer with one or more system calls. Ok with data left over means that the kernel's buffer is
-/// full.
+/// Sends from the out-buffer with one or more system calls. If it returns `Ok` and data is left over, the kernel's
+/// buffer is full.
 fn send_buffered(this: Stream<'_>) -> io::Result<()> {
     let fd = this.usable_fd(this.py())?;
     let counters = &this.reactor().probe.counters;

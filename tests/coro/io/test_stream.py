@@ -1,4 +1,4 @@
-"""Stream sockets. Tests with the fixture `world` also run with plain sockets in threads, which checks the tests."""
+"""Stream sockets. Tests with the fixture `world` also run with plain sockets in threads, as a control."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def waits_for_news(world: World) -> None:
 
 
 def sends(world: World) -> None:
-    """A producer hands items to this coro in order, through a queue and a channel that only the two use."""
+    """A producer hands items to this coro in order, through a queue and a channel that no other coro uses."""
     count = world.generator.randrange(1, 10)
     queue = coro.fifo()
     channel = coro.channel()

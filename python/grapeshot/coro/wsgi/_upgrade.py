@@ -129,7 +129,7 @@ class UpgradeSocket:
         self.close()
 
 
-# The other methods that take over the connection, because they change a state on which the server relies.
+# The other methods that take over the connection: they change a state on which the server relies, or copy the socket.
 _TAKING = {"detach", "dup", "recv_exact", "recvfrom", "recvfrom_into", "recvmsg", "recvmsg_into", "readv", "sendfile"}
 _TAKING |= {"sendmsg", "sendto", "setblocking", "settimeout", "shutdown", "read", "write", "writev", "unwrap"}
 

@@ -4,7 +4,7 @@ The file begins with the line ``grapeshot profile 1``. The rest is JSON, compres
 these keys:
 
 - ``python``, ``duration_ns``, ``events``, ``cost_ns`` (of one event), and ``threads`` (which threads were profiled);
-- ``functions``: name, file and line of each; the file is empty for a function written in C;
+- ``functions``: name, file and line of each; the file is ``""`` for a function written in C;
 - ``owners``: kind, name, page faults without and with I/O, voluntary and involuntary context switches of each;
 - ``nodes``: owner, parent, function, calls, own CPU time and own wall time of each; times are in nanoseconds, and the
   parent is the index of an earlier node, or -1.
@@ -94,7 +94,7 @@ class OwnerRow:
         return max(0, self.wall - self.cpu)
 
     def add(self, other: OwnerRow) -> None:
-        """Add the numbers of another row that is alike."""
+        """Add the numbers of a similar row."""
         for name in (*_OWNER_SUMS, "count"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -104,7 +104,7 @@ class OwnerRow:
 
 
 def _alike_added_up(owners: Sequence[OwnerRow]) -> list[OwnerRow]:
-    """Combine the coros, and the tasks, whose names differ only in their numbers."""
+    """Combine coros whose names differ only in their numbers, and tasks likewise."""
     rows: dict[tuple[str, str], OwnerRow] = {}
     for owner in owners:
         alike = without_numbers(owner.name)
@@ -192,7 +192,7 @@ class Profile:
         return totals
 
     def table(self, sort: str = "cpu", limit: int = 20, owner: str | None = None, *, each: bool = False) -> str:
-        """Return a text with two tables, of functions and of owners, sorted by ``sort``, and the profiler's own cost.
+        """Return a text with the profiler's own cost and two tables, of functions and of owners, sorted by ``sort``.
 
         Each table has at most ``limit`` rows. Coros and tasks whose names differ only in their numbers share a row;
         with ``each``, every one has a row of its own. ``owner`` is the name of a coro, task, thread or shared row; if
