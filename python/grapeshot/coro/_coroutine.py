@@ -319,21 +319,17 @@ class _TasksAndCoros(weakref.WeakSet["Any"]):
         return super().__len__() + len(self._live())
 
     def __contains__(self, item: object) -> bool:
-        if isinstance(item, self._kind):
-            return not item._is_unlisted and item._status not in ("new", "done")
+        if isinstance(item, self._kind) and not item._is_unlisted:
+            return item._status not in ("new", "done")
         return super().__contains__(item)
 
-    def add(self, item: Any) -> None:
-        if isinstance(item, self._kind):
-            item._is_unlisted = False
-        else:
-            super().add(item)
+    # `add` is not replaced: before 3.14, asyncio calls it for each task. A coro that is added by hand is an item like
+    # any other.
 
     def discard(self, item: Any) -> None:
         if isinstance(item, self._kind):
             item._is_unlisted = True
-        else:
-            super().discard(item)
+        super().discard(item)
 
     def remove(self, item: Any) -> None:
         if item not in self:
