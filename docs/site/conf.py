@@ -71,6 +71,7 @@ NAVIGATION = {
         "Files <benchmarks/results/files>",
         "Name lookups <benchmarks/results/lookups>",
         "Two loops in two threads <benchmarks/results/two-loops>",
+        "Coros on free-threaded Python <benchmarks/results/coros-3.14t>",
         "Programs for gevent, eventlet, FastAPI, Django and Celery <benchmarks/results/programs>",
     ],
 }
