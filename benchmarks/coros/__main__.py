@@ -1,4 +1,4 @@
-"""Compare coros with similar libraries: `python -m benchmarks.coros [CASE ...]`. See README.md.
+"""Compare coros with similar libraries: `python -m benchmarks.coros [CASE ...]`. See benchmarks/README.md.
 
 Every run is a fresh process, and the libraries take turns (A B C, then C B A, ...).
 """

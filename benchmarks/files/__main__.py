@@ -16,8 +16,8 @@ from benchmarks.files.libraries import ALL, THREADS, available
 HOW = (
     "CPU time and wall time are those of the whole process, including its threads and the workers of io_uring. It runs "
     "on one core. The files are on a disk, but also in the page cache, so that neither reads nor writes wait for the "
-    "disk. `grapeshot` is grapeshot.files on grapeshot's loop, with io_uring. Other loops have aiofiles, which is also "
-    "measured on grapeshot's loop. For comparison, `threads` is grapeshot.files without io_uring "
+    "disk. `grapeshot` is grapeshot.files on grapeshot's loop, with io_uring. aiofiles is measured on the other loops, "
+    "and also on grapeshot's. For comparison, `threads` is grapeshot.files without io_uring "
     "(GRAPESHOT_FILE_THREADS=1), and `raw` is Python's own open() in a coroutine, which blocks the loop. blazio does "
     "not take part, because it is not on PyPI."
 )

@@ -21,7 +21,7 @@ const METHODS: [&str; 7] = [
 ];
 
 static SOCKET_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
-/// `socket.socket.accept` as it was when the module was imported.
+/// `socket.socket.accept` as it was when `grapeshot._core` was imported.
 static ACCEPT: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// The version of the type that `is_unpatched` has last approved; 0 for none. CPython gives a type a new version when
 /// the type or one of its bases changes.

@@ -277,17 +277,22 @@ class InCoro(Way):
 
 
 class InTask(Way):
+    task: asyncio.Task[Any] | None = None
+
     async def _interruptible(self, coroutine: Coroutine[Any, Any, Any], limit_s: float | None = None) -> Any:
+        # If the collector finds the tasks of a closed loop, it may close this coroutine first. On CPython 3.11 the
+        # process then crashes if the last reference to the task is the one in the Timeout: the task is freed while
+        # this coroutine runs, closes its own coroutine, and so this one again. This reference keeps the task alive.
+        self.task = asyncio.current_task()
         try:
             async with asyncio.timeout(limit_s):
                 return await coroutine
         except LATE:
             return None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self.stay.is_leaving or task is None:
+            if self.stay.is_leaving or self.task is None:
                 raise
-            task.uncancel()
+            self.task.uncancel()
             self.stay.counts["interruptions"] += 1
             return None
 

@@ -1,4 +1,4 @@
-"""start_tls: both sides, data that arrived before the call, TCP, TLS and user-defined transports, and failures."""
+"""start_tls on both sides: with data that arrived before the call, over each kind of transport, and failures."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@
 //!   | guard, | stack 0: 8 MiB and its colour      <- grows      | gap | guard, | stack 1         | not
 //!   | 1 MiB  | base                                         top |     | 1 MiB  |                 | opened ...
 //!   +--------+--------------------------------------------------+-----+--------+-----------------+------
-//!            a multiple of 2 MiB                                |<-- 2 MiB --->|
-//!                                                               of one page table
+//!            a multiple of 2 MiB                          |<- one page table ->|
+//!                                                                 2 MiB
 //! ```
 //!
 //! - **Guards.** An access to a guard faults, so a stack that overflows does not overwrite the stack below it. Since
@@ -24,9 +24,9 @@
 //!   (`KEPT_STACKS`).
 //! - **Limits.** A caller can reserve a stack with `promise`; `take_promised` then cannot fail. Near a limit of the
 //!   system, new stacks must be refused while the rest of the process can still allocate. So `mappings` leaves a
-//!   reserve of mappings, and an arena is made only if the address space has more room than the arena needs. Stacks are
-//!   opened in groups, because a group is a large request. The system refuses large requests while there is still
-//!   memory for small ones.
+//!   reserve of mappings, and an arena is made only if the address space has more room than the arena needs. The
+//!   system refuses large requests while there is still memory for small ones, so stacks are opened in groups, which
+//!   are large requests.
 //!
 //! An `Arenas` belongs to one thread.
 
@@ -73,8 +73,8 @@ const RESERVED_LEN: usize = 32 * MIB;
 /// Why a stack could not be allocated.
 #[derive(Debug)]
 pub enum StackError {
-    /// The process is near the kernel's limit of mappings. `None` if the mappings were not counted for this request,
-    /// because a count a moment ago found too few left.
+    /// The process is near the kernel's limit of mappings. `None` if this request did not count the mappings, because
+    /// an earlier one has just counted them and found that too few are left.
     Mappings(Option<MappingUsage>),
     /// The system refused memory or addresses.
     Memory(io::Error),
@@ -505,7 +505,7 @@ impl Arena {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Each stack in use holds a reference to this value, so no stack is in use.
+        // Each stack in use holds a reference to this value. It is being dropped, so no stack is in use.
         for arena in std::mem::take(&mut self.state.get_mut().arenas)
             .into_iter()
             .flatten()

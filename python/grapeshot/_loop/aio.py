@@ -86,7 +86,10 @@ class AioQueue(Answers):
         return True
 
     def stop(self) -> None:
-        """Cancel all calls. Their futures stay pending, like the futures of an executor when a loop is closed."""
+        """Cancel all calls except closes, and wait for a moment until those that have begun end.
+
+        The futures of all of them stay pending, like the futures of an executor when a loop is closed.
+        """
         native = self._release()
         calls, self._waiting = self._waiting, {}
         if native is None:
@@ -159,10 +162,7 @@ class Prefetch:
         self._end = 0  # the end of the part that was checked last
 
     def limited(self, offset: int, length: int) -> int:
-        """Return ``length``, or less if ``offset`` is in the part that was checked last.
-
-        In that case, return at most the length of the rest of that part.
-        """
+        """Return ``length``. But if ``offset`` is in the part that was checked last, do not go beyond the end of it."""
         return min(length, self._end - offset) if offset < self._end else length
 
     def is_needed(self, offset: int, length: int) -> bool:

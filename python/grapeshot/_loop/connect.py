@@ -286,8 +286,8 @@ def _first_socket(done: Iterable[asyncio.Task[socket.socket]]) -> socket.socket 
 
     If no attempt has connected, but one has raised an error that is not an OSError, raise that error.
 
-    If a task has failed, the function reads ``task.exception()``. If it called ``task.result()``, the error would be
-    raised in this frame, and the traceback of the error would keep the task alive.
+    For a failed task, this reads ``task.exception()``. Calling ``task.result()`` instead would raise the error in this
+    frame, and the traceback of the error would keep the task alive.
     """
     winner: socket.socket | None = None
     unexpected: BaseException | None = None

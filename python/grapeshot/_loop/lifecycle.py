@@ -1,4 +1,4 @@
-"""Running and closing a loop, its executor, its asynchronous generators and its exception handler.
+"""How a loop runs and closes; its executor, its asynchronous generators and its exception handler.
 
 The iterations of the loop are native (``loop._run()``). This module does what asyncio's ``BaseEventLoop`` does
 before and after them. Where Python versions differ, it behaves like the newest one on all of them: the executor's
@@ -161,7 +161,7 @@ _forgotten: list[object] = []
 
 
 def forget_parent(loop: BaseLoop) -> None:
-    """In the child of a fork: forget what the parent has scheduled and watches, and give the loop a new poller."""
+    """In the child of a fork: forget all that the parent has scheduled or watches, and give the loop a new poller."""
     loop._forget_parent()
     if loop._asyncgens is not None:
         _forgotten.append(list(loop._asyncgens))
@@ -311,6 +311,7 @@ async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None
             await finished
     except TimeoutError:
         warnings.warn(
+            # asyncio's words, with its grammatical error
             f"The executor did not finishing joining its threads within {timeout} seconds.",
             RuntimeWarning,
             stacklevel=2,

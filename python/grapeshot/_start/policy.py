@@ -1,7 +1,7 @@
 """The event loop policy, for the Python versions that have policies (up to 3.15).
 
-The first use of ``grapeshot.EventLoopPolicy`` or ``grapeshot.install()`` imports this module. The import raises
-ImportError if this Python's asyncio has no policies.
+The first use of ``grapeshot.EventLoopPolicy`` imports this module, and so does ``grapeshot.install()`` where there are
+policies. The import raises ImportError if this Python's asyncio has none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     _Base = Any
 else:
-    # Python 3.14 moved the class to the private name and warns about the public one.
+    # Python 3.14 gave the class a private name.
     for _name in ("_BaseDefaultEventLoopPolicy", "BaseDefaultEventLoopPolicy"):
         if _name in vars(asyncio.events):
             _Base = vars(asyncio.events)[_name]

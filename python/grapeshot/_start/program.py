@@ -77,7 +77,7 @@ def _prepare_script(path: str, rest: list[str]) -> Program:
 
     sys.argv = [path, *rest]
     if pkgutil.get_importer(path) is not None:
-        # It is a directory or an archive that contains a __main__.py.
+        # It is a directory or an archive; its __main__.py runs, as with python's own command line.
         sys.path[: 0 if sys.flags.safe_path else 1] = [path]
         return lambda _: _run_module("__main__", False)
     try:
@@ -129,7 +129,7 @@ def _run_module(name: str, sets_argv: bool) -> None:
 
 
 def execute(program: Program, *passing: type[BaseException]) -> BaseException | None:
-    """Run ``program`` as ``__main__``. If it raises, print the exception and return it.
+    """Run ``program`` as ``__main__``. If it raises, print the exception (except SystemExit) and return it.
 
     An exception of one of the types in ``passing`` is not caught.
     """

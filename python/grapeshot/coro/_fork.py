@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # Objects that belong to the parent. The child never frees them: that could run their finalizers and `finally` blocks.
 _forgotten: list[Any] = []
 # While a coro of this thread forks, `_forking.tasks` has the tasks of the loop. They are listed before the fork because
-# from Python 3.14 on asyncio's own list is empty in the child. (The child must unregister them all the same. They
-# are still linked to each other: if only the oldest task were removed, asyncio's list would lead to the others again.)
+# from Python 3.14 on asyncio's own list is empty in the child. (Even so, the child must unregister each of them. They
+# are still linked to each other, so removing just the oldest task would link asyncio's list to the others again.)
 _forking = threading.local()
 
 
@@ -51,7 +51,7 @@ def after_fork_in_parent() -> None:
 
 
 def after_fork_in_child() -> None:
-    """If a coro has forked, drop everything that belongs to the parent."""
+    """If a coro has forked, forget everything that belongs to the parent."""
     co = _core._coro_after_fork()
     if co is not None:
         _forget_parent(co._loop, _task_of_run(co))

@@ -7,8 +7,9 @@
             ...
 
 Reads and writes go through io_uring where the kernel has it (from Linux 5.6 on, unless a sandbox forbids it), and
-through a few threads elsewhere. Up to 1 MiB that the kernel has in memory is read immediately, without io_uring or a
-thread. The files work on every event loop that has ``add_reader``, and are fastest on grapeshot's.
+through a few threads elsewhere. A read of at most 1 MiB is made immediately, without io_uring or a thread, if the
+kernel has the data in memory. The files work on every event loop that has ``add_reader``, and are fastest on
+grapeshot's.
 
 The methods of a file run one after the other, even if several tasks call them. If a task is cancelled while it waits
 for a file, the task goes on at once. The next call on that file begins when the interrupted call has ended. Whether an

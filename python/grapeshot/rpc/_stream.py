@@ -14,7 +14,7 @@ from ._inbox import Inbox
 
 
 class Stream(AsyncIterator[Any]):
-    """The results of a streaming call, for ``async for item in stream``. :meth:`Client.stream` returns one.
+    """The results of a streaming call, for ``async for item in stream``. :meth:`Client.stream` returns a Stream.
 
     The call begins when the first item is requested. The server sends at most ``stream_window`` items ahead of the
     reader. If the reader stops early, the handler is cancelled: at once with ``async with`` or :meth:`aclose`,

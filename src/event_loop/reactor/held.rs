@@ -208,8 +208,8 @@ impl Held {
     }
 }
 
-/// While this exists, the writes in the steps of one loop are held. If another loop is running in the same thread,
-/// because one of its steps runs this loop, that outer loop sends its writes at once during this time.
+/// While this exists, the writes in the steps of one loop are held. A step of another loop may be what runs this one.
+/// The writes of that outer loop are then sent at once.
 pub(super) struct Holding<'a> {
     held: &'a Held,
     /// The list of the outer loop; null if there is none.

@@ -1,4 +1,4 @@
-/* Walks the frames of a thread as memory and time profilers do: at every allocation, and in a signal handler that runs
+/* Walks the frames of a thread as memory and time profilers do: whenever memory is allocated or freed, and in a signal handler that runs
    between any two instructions. It takes no lock and reads the interpreter's structures as they are, so all pointers
    that can be reached from the thread state must be valid at each of these moments. test_frame_walkers.py compiles this
    file with the interpreter's own headers. */
@@ -236,7 +236,7 @@ static PyObject *begin_signals(PyObject *module, PyObject *args)
 }
 
 /* Stop the signals and restore the allocators. Return the number of walks in the handler, the number of walks at
-   allocations, and the largest number of frames. */
+   allocations and frees, and the largest number of frames. */
 static PyObject *end(PyObject *module, PyObject *unused)
 {
     if (atomic_exchange(&sending, 0)) {

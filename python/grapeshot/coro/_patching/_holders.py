@@ -1,7 +1,7 @@
-"""Finds originals that modules got before :func:`grapeshot.coro.patch`: in names, locks and base classes.
+"""Finds what modules took or made of the originals before :func:`grapeshot.coro.patch`: names, locks and subclasses.
 
-Names and free locks are replaced. A PatchWarning reports the names that were replaced, and the locks and classes that
-could not be replaced, except in the standard library.
+Names are replaced, and so are free locks that nothing but the module refers to. A PatchWarning reports the names that
+were replaced, and the locks and classes that could not be replaced, except in the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RealRLock: Any = _thread.RLock
 
 
 class Holders:
-    """The originals to report, as texts by module: names that were replaced; locks and classes that could not be."""
+    """What to report for each module, as text: names that were replaced, and locks and classes that were not."""
 
     def __init__(self) -> None:
         self.repaired: dict[str, list[str]] = {}

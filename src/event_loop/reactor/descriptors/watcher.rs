@@ -74,8 +74,8 @@ impl Watcher {
 
 /// The watcher of one direction of a descriptor, or none.
 ///
-/// The methods that other modules can call return no reference to the watcher, and run no other code while they look at
-/// it.
+/// No method that is visible to other modules returns a reference to the watcher, or runs other code while it looks at
+/// the watcher.
 pub(super) struct WatcherCell(UnsafeCell<Option<Watcher>>);
 
 impl WatcherCell {
