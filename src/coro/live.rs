@@ -79,8 +79,8 @@ impl LiveCoros {
     ) -> Vec<Bound<'py, PyAny>> {
         let mut table = lock(&self.table);
         let others = table.0.extract_if(.., |object| *object != kept);
-        // SAFETY: the table has held these references since `add`.
         let removed = others
+            // SAFETY: the table has held these references since `add`.
             .map(|object| unsafe { Bound::from_owned_ptr(py, object) })
             .collect();
         if let Some(kept) = table.0.first() {

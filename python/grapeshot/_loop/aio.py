@@ -86,9 +86,9 @@ class AioQueue(Answers):
         return True
 
     def stop(self) -> None:
-        """Cancel all calls except closes, and wait for a moment until those that have begun end.
+        """Cancel all calls except closes, and wait briefly for those that have already begun.
 
-        The futures of all of them stay pending, like the futures of an executor when a loop is closed.
+        The futures of all calls stay pending, like the futures of an executor when a loop is closed.
         """
         native = self._release()
         calls, self._waiting = self._waiting, {}

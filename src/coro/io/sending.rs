@@ -23,7 +23,7 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             method(call::run),
             SendOnce::new,
             "send(data, flags=0, /)",
-            "Send at least a part of data. Return how many bytes were sent."
+            "Send some or all of data. Return how many bytes were sent."
         ),
         row!(
             method(call::run),

@@ -1,7 +1,7 @@
-/* Walks the frames of a thread as memory and time profilers do: whenever memory is allocated or freed, and in a signal handler that runs
-   between any two instructions. It takes no lock and reads the interpreter's structures as they are, so all pointers
-   that can be reached from the thread state must be valid at each of these moments. test_frame_walkers.py compiles this
-   file with the interpreter's own headers. */
+/* Walks the frames of a thread as memory and time profilers do: whenever memory is allocated or freed, and in a signal
+   handler that runs between any two instructions. It takes no lock and reads the interpreter's structures as they are,
+   so all pointers that can be reached from the thread state must be valid at each of these moments.
+   test_frame_walkers.py compiles this file with the interpreter's own headers. */
 
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
