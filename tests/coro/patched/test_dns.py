@@ -58,11 +58,26 @@ class Text(str):
 hosts = ["localhost", "LOCALHOST", "localhost.", b"localhost", bytearray(b"localhost"), "127.0.0.1", b"127.0.0.1"]
 hosts += ["127.1", "0", "1", "255.255.255.255", "256.1.1.1", "::1", "::1%lo", "fe80::1", "::ffff:127.0.0.1"]
 hosts += [" 127.0.0.1"]
-hosts += ["", b"", "<broadcast>", b"<broadcast>", "\\uff1cbroadcast\\uff1e", None, 5]
+hosts += ["", b"", None, 5]
 hosts += ["a..b", "..", ".", ".a", "x" * 64, "x" * 64 + ".a", "x" * 300, "\\ud800", "\\u3002", "a\\0b", b"a\\0b", "\\0"]
 hosts += ["\\uff11\\uff12\\uff17.0.0.1", "localho\\u017ft", Text("localhost"), Text("127.0.0.1"), Text("a..b")]
 functions = ["gethostbyname", "gethostbyname_ex", "gethostbyaddr", "getfqdn"]
 compare([(function, (host,), {}) for function in functions for host in hosts])
+""")
+
+
+def test_broadcast():
+    # For this name, glibc does not set the h_errno that CPython's gethostbyname_ex reads. So the arguments of the error
+    # are those of an earlier call in the same thread.
+    run("""
+hosts = ["<broadcast>", b"<broadcast>", "\\uff1cbroadcast\\uff1e"]
+functions = ["gethostbyname", "gethostbyname_ex", "gethostbyaddr", "getfqdn"]
+
+def is_same(before, after):
+    errors = [answer for answer, _ in (before, after) if isinstance(answer, tuple) and answer[0] is socket.herror]
+    return before == after or (len(errors) == 2 and before[1] == after[1])
+
+compare([(function, (host,), {}) for function in functions for host in hosts], is_same)
 """)
 
 

@@ -49,15 +49,14 @@ def summary(result: dict[str, Any]) -> str:
     from benchmarks.tables import summary
 
     machine, versions = result["machine"], result["versions"]
-    peers = ", ".join(
-        f"{name} {versions[name]}" for name in result["loops"] if name != "grapeshot" and name in versions
-    )
+    named = [f"{name} {versions[name]}" for name in result["loops"] if name != "grapeshot" and name in versions]
+    peers = ", ".join(["asyncio", *named[:-1]]) + f" and {named[-1]}"
     note = (
         "The chart shows CPU time: the server's time per request or, in rows without a server, the process's time per "
-        f"call. It compares grapeshot with {peers} and asyncio, on CPython {machine['python']} and Linux. Each number "
+        f"call. It compares grapeshot with {peers}, on CPython {machine['python']} and Linux. Each number "
         f"is the median of {result['settings']['runs']} alternating runs, and the bands are 95 % intervals. "
-        f"{summary(result)} "
-        "[docs/speed.md](docs/speed.md) has all rows and explains the comparison."
+        "[docs/speed.md](docs/speed.md) explains the comparison and has all rows, also those of latency and those of "
+        f"aiofastnet's transports. {summary(result)}"
     )
     picture = [
         "<picture>",
