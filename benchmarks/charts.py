@@ -33,8 +33,9 @@ DARK = Theme(text="#e6edf3", grid="#3d444d")
 PAGE = Theme(text="#010203", grid="#040506")
 CSS = {PAGE.text: "var(--text)", PAGE.grid: "var(--grid)"}
 
-# Colour and marker of the usual participants; all others have the look OTHER. If two of the usual participants appear
-# in one chart, they differ in colour and in marker, for readers who cannot tell the colours apart.
+# Colour and marker of the usual participants; all others except the raw server have the look OTHER. If two of the usual
+# participants appear in one chart, they differ in colour and in marker, for readers who cannot tell the colours apart.
+# (The curves of latencies have no markers.)
 LOOKS = {
     OURS: ("#8b5cf6", "o"),
     "uvloop": ("#0ea5e9", "s"),

@@ -4,7 +4,7 @@ Each round takes a few seconds: connections are made, exchange messages and end 
 for the last reply), while other connections stay open and send all the time. After a round all connections are closed,
 and the server must have as many descriptors as before. RSS is read after each round. In the last rounds it may
 be at most `--allow-growth-kib` higher than in the first rounds after the warm-up. The load checks every byte. Exits
-with 1 if RSS grew by more, if the number of descriptors changed, or if a reply was wrong.
+with 1 if RSS is higher than that, if the number of descriptors changed, or if a reply was wrong.
 """
 
 from __future__ import annotations

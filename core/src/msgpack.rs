@@ -2,8 +2,8 @@
 //!
 //! Python randomizes the hashes of strings and bytes, but not those of numbers, of dates with a time zone, or of tuples
 //! of these. A peer can therefore choose map keys whose hashes collide. Inserting them into a dict takes time that
-//! grows with the square of their number, so a small packet can stop the process for seconds. Therefore each kind of
-//! key has a limit:
+//! grows with the square of their number, so a small packet can stop the process for seconds. Therefore keys of these
+//! kinds have limits:
 //!
 //! - Python decoders turn an array that is a map key into a tuple. A packet of 240 KB whose keys are tuples with the
 //!   same hash takes seconds. So a packet may have only a limited number of arrays and maps as keys.
@@ -14,7 +14,7 @@
 
 use crate::probing::Probing;
 
-/// The most containers that may be nested in each other. This is a little more than CPython's default recursion limit,
+/// The most containers that may be nested in each other, not counting one without entries. This is a little more than CPython's default recursion limit,
 /// which is 1,000. (From CPython 3.12 on, decoders in C may nest deeper than that limit.)
 const MAX_DEPTH: usize = 1024;
 
@@ -33,8 +33,8 @@ const MIN_PROBED: u32 = 1000;
 /// secret, so the model of the dict cannot know which slots they take.
 const MAX_MIXED: u32 = 1000;
 
-/// How many occupied slots dicts may pass while they search for a free one, per byte of the packet. For a packet of one
-/// MiB this takes 0.1 s. Integers that were not chosen to collide take fewer than three such steps per key, or thirty
+/// For each byte of the packet, dicts may pass this many occupied slots while they search for a free one. For a packet
+/// of one MiB this takes 0.1 s. Integers that were not chosen to collide take fewer than three such steps per key, or thirty
 /// if their low bits are equal.
 const STEPS_PER_BYTE: u64 = 16;
 
@@ -96,7 +96,7 @@ enum Key {
     /// A float, or an extension value such as a date: a peer can predict the hash. Only the number of these keys is
     /// counted.
     Number,
-    /// A string or bytes, whose hash a peer cannot predict; nil or a boolean, of which there are only three; or a
+    /// A string or bytes, whose hash a peer cannot predict; nil, true or false, which are only three keys; or a
     /// container, whose values are counted elsewhere.
     Other,
 }
@@ -149,8 +149,9 @@ impl Keys {
 /// Returns the reason why a packet must not be decoded, or `None` if no limit is exceeded. `None` does not mean that
 /// the packet is well-formed: the decoder itself rejects a packet that is truncated or has bytes after its end.
 ///
-/// The time is at most proportional to the length of the packet; the content of strings is skipped. The only memory
-/// that is allocated is about 50 bytes for each integer that is a key of a map with more than a thousand keys.
+/// The time is at most proportional to the length of the packet; the content of strings is skipped. Memory is
+/// allocated only for maps with more than a thousand keys: about 100 bytes for such a map, and about 50 bytes for each
+/// integer that is a key of it.
 #[must_use]
 pub fn find_fault(packet: &[u8]) -> Option<Fault> {
     let mut frames = [Frame {
@@ -215,7 +216,7 @@ pub fn find_fault(packet: &[u8]) -> Option<Fault> {
     None
 }
 
-/// Classifies the first value of some bytes as a key. The value must be complete.
+/// Returns which kind of key the first value in some bytes is. The value must be complete.
 fn key_of(value: &[u8]) -> Key {
     let Some((&first, rest)) = value.split_first() else {
         return Key::Other;

@@ -10,13 +10,13 @@ import asyncio
 import collections
 import itertools
 import socket
-import sys
 from asyncio.log import logger
 from collections.abc import Callable, Coroutine, Iterable
 
 from . import dns, tls
 from .base import BaseLoop
 from .checks import check_plain_socket, check_stream_socket, check_tls_only_options
+from .fixes import SHOWS_WHOLE_ERROR
 from .opening import open_over
 
 TYPE_CHECKING = False
@@ -372,7 +372,4 @@ def _bind_local(sock: socket.socket, family: int, local_infos: list[dns.AddrInfo
 
 def error_text(exc: OSError) -> str:
     """Return the lower-case reason that this Python's asyncio puts into its bind errors."""
-    if sys.version_info >= (3, 13):
-        return str(exc).lower()
-    else:
-        return (exc.strerror or str(exc)).lower()
+    return str(exc).lower() if SHOWS_WHOLE_ERROR else (exc.strerror or str(exc)).lower()

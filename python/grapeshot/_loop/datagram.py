@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 from asyncio.log import logger
 from collections.abc import Callable
 
 from . import dns
 from .base import BaseLoop
 from .checks import set_reuse_port
+from .fixes import ACCEPTS_ALL_BUT_STREAMS
 from .opening import open_over, remove_stale_socket
 
 TYPE_CHECKING = False
@@ -46,8 +46,8 @@ async def create_datagram_endpoint(
     The addresses have the form ``(host, port)``. With ``family=socket.AF_UNIX`` they are paths (str, bytes,
     :class:`os.PathLike`; abstract names begin with a NUL), and a stale socket file at ``local_addr`` is removed first.
     With ``allow_broadcast`` the socket is not connected, but the transport still sends to ``remote_addr``. Instead of
-    addresses, you may pass ``sock``, an open datagram socket (from Python 3.13 on: any open socket except a stream
-    socket). This method makes ``sock`` nonblocking, but does not bind or connect it.
+    addresses, you may pass ``sock``, an open datagram socket (from Python 3.11.8, 3.12.2 and 3.13 on: any open socket
+    except a stream socket). This method makes ``sock`` nonblocking, but does not bind or connect it.
 
     Raises:
         OSError: no address worked (this is the error of the first one), or a name does not resolve
@@ -95,8 +95,8 @@ async def create_datagram_endpoint(
 
 
 def _check_socket(sock: socket.socket) -> None:
-    """Raise ValueError for a stream socket; up to Python 3.12 for every socket that is not SOCK_DGRAM."""
-    if sys.version_info >= (3, 13):
+    """Raise ValueError for a stream socket; if asyncio does so, for every socket that is not SOCK_DGRAM."""
+    if ACCEPTS_ALL_BUT_STREAMS:
         if sock.type == socket.SOCK_STREAM:
             raise ValueError(f"A datagram socket was expected, got {sock!r}")
     elif sock.type != socket.SOCK_DGRAM:

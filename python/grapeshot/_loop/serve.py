@@ -24,6 +24,7 @@ from . import dns, origins, tls
 from .base import BaseLoop, ComputedAttribute
 from .checks import check_plain_socket, check_stream_socket, check_tls_only_options, set_reuse_port
 from .connect import error_text
+from .fixes import SKIPS_UNAVAILABLE_ADDRESSES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -342,8 +343,8 @@ def bind_all(
 ) -> list[socket.socket]:
     """Return a bound socket for each address. On an error, close all of them.
 
-    An address is left out if the system does not support its family. From Python 3.13 on, as in asyncio, an address
-    that this machine does not have is left out, too, and OSError is raised if no address is left.
+    An address is left out if the system does not support its family. If asyncio does so, an address that this machine
+    does not have is left out, too, and OSError is raised if no address is left.
     """
     sockets: list[socket.socket] = []
     try:
@@ -366,7 +367,7 @@ def bind_all(
             _set_options(sock, reuse_address, reuse_port, keep_alive)
             if not _bind(loop, sock, address):
                 sockets.pop().close()
-        if not sockets and sys.version_info >= (3, 13):
+        if not sockets and SKIPS_UNAVAILABLE_ADDRESSES:
             raise OSError(f"could not bind on any address out of {[info[4] for info in infos]!r}")
     except BaseException:
         for sock in sockets:
@@ -391,7 +392,7 @@ def _set_options(
 
 
 def _bind(loop: BaseLoop, sock: socket.socket, address: Any) -> bool:
-    """Bind ``sock``. Return False if this machine does not have the address (from Python 3.13 on, as in asyncio).
+    """Bind ``sock``. Return False if this machine does not have the address and asyncio would skip it.
 
     Raises:
         OSError: with the system's errno and asyncio's text, which contains the address.
@@ -401,7 +402,7 @@ def _bind(loop: BaseLoop, sock: socket.socket, address: Any) -> bool:
         return True
     except OSError as exc:
         text = f"error while attempting to bind on address {address!r}: {error_text(exc)}"
-        if exc.errno == errno.EADDRNOTAVAIL and sys.version_info >= (3, 13):
+        if exc.errno == errno.EADDRNOTAVAIL and SKIPS_UNAVAILABLE_ADDRESSES:
             if loop.get_debug():
                 logger.warning(text)
             return False

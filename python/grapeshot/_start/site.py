@@ -50,7 +50,8 @@ def _enable(*, is_user: bool) -> int:
         Path(file.name).chmod(0o644)
         os.replace(file.name, path)
     except OSError as error:
-        return _fail(f"{error}; try --user to use the user's site-packages" if site.ENABLE_USER_SITE else error)
+        can_try_user = site.ENABLE_USER_SITE and not is_user
+        return _fail(f"{error}; try --user to use the user's site-packages" if can_try_user else error)
     sys.stdout.write(f"{path}: with GRAPESHOT_INSTALL=1 in the environment, {sys.executable} uses grapeshot\n")
     return 0
 

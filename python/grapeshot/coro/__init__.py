@@ -144,7 +144,7 @@ if TYPE_CHECKING:
 else:
 
     class _OnDemand(_ModuleType):
-        """Stands for a submodule with Shrapnel's name. When it is first used, the submodule is imported in its place.
+        """Stands for a submodule whose name comes from Shrapnel, and imports that submodule when it is first used.
 
         If this package had a ``__getattr__`` instead, CPython would not specialize accesses such as ``coro.spawn``.
         They would take more than twice as long, and free-threaded loops would contend for the reference counts.

@@ -3,9 +3,9 @@
     REQUEST ---> the handler ---> ends at once ------------------------> RESULT or ERROR
                      '-----> a Call, which watches the handler ---> done, cancelled, deadline ---> RESULT, ERROR, END
 
-While the transport is full of answers that the client has not read, no more requests are handled. So only the calls
-under way, whose number is limited, can add answers to those in memory. This pause cannot cause a deadlock, because a
-:class:`Client` stops reading only until its loop's next iteration.
+When the transport is full of answers that the client has not read, at most one more request is handled. After that,
+only the calls under way, whose number is limited, can add answers to those in memory. This pause cannot cause a
+deadlock, because a :class:`Client` that stops reading always starts again in its loop's next iteration.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_late = False
-        # None before the call begins, and after it was cancelled: a handler is cancelled only once, and may then take
-        # some time to clean up.
+        # None before the call begins, after it has ended, and after it was cancelled: a handler is cancelled only once,
+        # and may then take some time to clean up.
         self._running: Running | None = None
 
     def run(self, running: Running, deadline: float | None) -> None:
@@ -306,7 +306,9 @@ class ServerConnection(Connection):
         if type(number) is not int or number <= self._last:
             raise ProtocolError(f"request number {quoted(number)} is not an integer above the last one, {self._last}")
         if type(method) is not str or not isinstance(args, list | tuple) or type(kwargs) is not dict:
-            raise ProtocolError("malformed request: the method must be a string, with a list and a dict of arguments")
+            raise ProtocolError(
+                "malformed request: the method must be a string, its arguments a list, its keyword arguments a dict"
+            )
         if self._is_leaving:
             return  # the goodbye tells the client that this call does not run
         self._last = number

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import socket
 import sys
 
 import pytest
 from support import HOST, Peer, Recorder, free_port, has_ipv6, link_local_address, listening, raw_pair, until
+
+from grapeshot._loop.fixes import SHOWS_WHOLE_ERROR
 
 ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 
@@ -89,8 +92,11 @@ async def test_local_addr(loop):
 @pytest.mark.xfail_on(uvloop="its message only describes the errno")
 async def test_local_addr_in_use(loop):
     with listening() as listener, listening() as other:
-        with pytest.raises(OSError, match="error while attempting to bind on address"):
-            await loop.create_connection(Recorder, *listener.getsockname(), local_addr=other.getsockname())
+        address = other.getsockname()
+        with pytest.raises(OSError) as caught:
+            await loop.create_connection(Recorder, *listener.getsockname(), local_addr=address)
+        text = f"[errno {errno.EADDRINUSE}] address already in use" if SHOWS_WHOLE_ERROR else "address already in use"
+        assert caught.value.strerror == f"error while attempting to bind on address {address!r}: {text}"
 
 
 async def test_sock(loop):

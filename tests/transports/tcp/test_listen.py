@@ -13,6 +13,8 @@ import weakref
 import pytest
 from support import CAP_S, HOST, Echo, Peer, Recorder, address_of, has_ipv6, iterations, until
 
+from grapeshot._loop.fixes import SHOWS_WHOLE_ERROR, SKIPS_UNAVAILABLE_ADDRESSES
+
 ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 
 
@@ -310,6 +312,28 @@ async def test_port_in_use(loop, serve):
         await serve(Echo, host, port)
     assert caught.value.errno == errno.EADDRINUSE
     await shut(server)
+
+
+@pytest.mark.xfail_on(uvloop="another text, and it does not skip the address")
+async def test_an_address_that_this_machine_does_not_have(loop, serve):
+    missing = "192.0.2.1"
+    if SKIPS_UNAVAILABLE_ADDRESSES:
+        with pytest.raises(OSError, match=r"^could not bind on any address out of \[\('192\.0\.2\.1', 0\)\]$"):
+            await serve(Echo, missing, 0)
+        server = await serve(Echo, [missing, HOST], 0)
+        assert [sock.getsockname()[0] for sock in server.sockets] == [HOST]
+        await shut(server)
+    else:
+        text = (
+            f"[errno {errno.EADDRNOTAVAIL}] cannot assign requested address"
+            if SHOWS_WHOLE_ERROR
+            else "cannot assign requested address"
+        )
+        for hosts in (missing, [missing, HOST]):
+            with pytest.raises(OSError) as caught:
+                await serve(Echo, hosts, 0)
+            assert caught.value.errno == errno.EADDRNOTAVAIL
+            assert caught.value.strerror == f"error while attempting to bind on address {(missing, 0)!r}: {text}"
 
 
 @pytest.mark.parametrize(

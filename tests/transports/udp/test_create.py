@@ -15,6 +15,8 @@ import pytest
 from support import HOST, has_ipv6, link_local_address, until
 from transports.udp.endpoints import ANY, Datagrams, EchoDatagrams, endpoint, finish, logged, raw_socket, received_by
 
+from grapeshot._loop.fixes import ACCEPTS_ALL_BUT_STREAMS
+
 IS_ABSTRACT = sys.platform == "linux"
 
 
@@ -199,7 +201,7 @@ async def test_a_socket_pair(loop):
 
 
 @pytest.mark.skip_on(uvloop="accepts only a type of exactly SOCK_DGRAM")
-@pytest.mark.skipif(sys.version_info < (3, 13), reason="only SOCK_DGRAM is accepted before 3.13")
+@pytest.mark.skipif(not ACCEPTS_ALL_BUT_STREAMS, reason="this asyncio accepts only SOCK_DGRAM")
 async def test_a_socket_that_is_neither_stream_nor_datagram(loop):
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with right:
@@ -210,9 +212,9 @@ async def test_a_socket_that_is_neither_stream_nor_datagram(loop):
         await finish(protocol)
 
 
-@pytest.mark.xfail_on(when=sys.version_info >= (3, 13), uvloop="another text")
+@pytest.mark.xfail_on(when=ACCEPTS_ALL_BUT_STREAMS, uvloop="another text")
 async def test_stream_sockets_are_refused(loop):
-    expected = "A datagram socket was expected" if sys.version_info >= (3, 13) else "A UDP Socket was expected"
+    expected = "A datagram socket was expected" if ACCEPTS_ALL_BUT_STREAMS else "A UDP Socket was expected"
     with socket.socket() as sock, pytest.raises(ValueError, match=f"{expected}, got {re.escape(repr(sock))}"):
         await loop.create_datagram_endpoint(Datagrams, sock=sock)
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["TaskPool"]
 
 _logger = get_logger("celery.pool")
-# The patched class. (In grapeshot's own modules, `import threading` gives the original class.)
+# The patched class. (In grapeshot's own modules, `import threading` gives a module with the original class.)
 _Thread: type[threading.Thread] = sys.modules["threading"].Thread
 
 
