@@ -1,7 +1,7 @@
 """Fixtures for all tests: a time limit, an audit of what a test leaves behind, and a new loop for each behaviour test.
 
 A test that uses the fixture `loop` (or `new_loop`) runs once per kind of loop: on asyncio's own loop, which checks the
-test itself, and on grapeshot. No test skips grapeshot: if it cannot be imported, its tests fail. The environment
+test itself, and on grapeshot. If grapeshot cannot be imported, its tests fail and are not skipped. The environment
 variable `TEST_LOOPS` chooses other kinds, for example `TEST_LOOPS="asyncio uvloop grapeshot"`. `.ci/matrix` also runs
 the tests on uvloop. Tests for which uvloop is known to deviate are marked.
 """
@@ -239,8 +239,8 @@ def _leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.stash.get(_failed, False) or _leaks(request.node):
         before.restore()
         return
-    if _kind(request.node) is None:
-        # Let destructors print their messages during this test. For a test on a loop, `_audit` has already done this.
+    if "_audit" not in request.fixturenames:
+        # Let destructors print their messages during this test, as `_audit` does.
         gc.collect()
     found = before.found()
     assert not found, f"left behind by the test: {found}"

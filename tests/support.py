@@ -25,6 +25,8 @@ from typing import Any
 
 def coro_is_available() -> bool:
     """Return whether this interpreter and processor can run coros."""
+    import grapeshot  # if this fails, so must the tests
+
     try:
         import grapeshot.coro  # noqa: F401
     except ImportError:

@@ -3,8 +3,9 @@
 Programs use it through :class:`grapeshot.Loop` and :mod:`grapeshot.coro`.
 
 Only the thread that runs the loop may call the methods of the loop and of its objects. The exceptions are
-``call_soon_threadsafe``, ``create_future``, ``time``, ``is_running``, ``is_closed``, ``Handle.cancel`` of a handle that
-``call_soon_threadsafe`` returned, and methods whose docstrings say so. Times are in seconds of ``time.monotonic()``.
+``call_soon_threadsafe``, ``create_future``, ``time``, ``is_running``, ``is_closed``, ``stop``, ``get_debug``,
+``set_debug``, ``Handle.cancel`` of a handle that ``call_soon_threadsafe`` returned, and methods whose docstrings say
+so. Times are in seconds of ``time.monotonic()``.
 """
 
 import asyncio
@@ -149,7 +150,10 @@ class _Listener(Protocol):
 
 @disjoint_base
 class Handle(asyncio.Handle):
-    """A callback to run once. A native type; ``isinstance(handle, asyncio.Handle)`` holds through ``__class__``."""
+    """A callback to run once, or at each event if ``_add_reader`` or ``_add_writer`` returned the handle.
+
+    A native type; ``isinstance(handle, asyncio.Handle)`` holds through ``__class__``.
+    """
 
     def cancel(self) -> None:
         """Prevent the callback from running, if it has not run yet, and release it and its arguments. Idempotent."""
@@ -173,8 +177,8 @@ class Handle(asyncio.Handle):
     _repr: Any
 
 @final
-class TimerHandle(Handle, asyncio.TimerHandle):  # type: ignore[misc]  # a base only as far as __class__ says
-    """A callback to run once, at a given time. Timers compare by that time.
+class TimerHandle(Handle, asyncio.TimerHandle):  # type: ignore[misc]  # asyncio.TimerHandle is only in __class__
+    """A callback to run once, at a given time, by which timers are ordered.
 
     ``isinstance(handle, asyncio.TimerHandle)`` holds.
     """
@@ -358,8 +362,8 @@ class Loop:
     def remove_writer(self, fd: FileDescriptorLike) -> bool:
         """Stop watching ``fd`` for writing. Otherwise like :meth:`remove_reader`."""
 
-    # Like the four methods above, but the methods that add return the handle, and the methods that remove do not check
-    # whether a transport uses the descriptor.
+    # Like the four methods above, except that `_add_...` returns the handle, and `_remove_...` does not check whether a
+    # transport uses the descriptor.
     def _add_reader(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> Handle: ...
     def _remove_reader(self, fd: FileDescriptorLike) -> bool: ...
     def _add_writer(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> Handle: ...
@@ -372,7 +376,7 @@ class Loop:
     # that would block. (``_wait_writable`` makes no system call, and always waits.) All of the coroutines raise
     #   OSError: the system call failed
     #   TypeError: an argument has the wrong type, or ``sock`` is an ``ssl.SSLSocket``
-    #   ValueError: in debug mode, ``sock`` is not non-blocking
+    #   ValueError: in debug mode, ``sock`` is blocking or has a timeout
     #   RuntimeError: the call has to wait, but a transport of this loop uses the descriptor, or the loop is closed
 
     def sock_recv(self, sock: socket, nbytes: int) -> Coroutine[Any, Any, bytes]:
@@ -424,8 +428,8 @@ class Loop:
     ) -> Coroutine[Any, Any, list[Any]]:
         """Return what :func:`socket.getaddrinfo` returns, without blocking the loop.
 
-        Native code answers for IP addresses with a numeric port. All other calls go to ``_resolve``, which takes the
-        same arguments. In debug mode, and while ``socket.getaddrinfo`` is replaced, every call goes there.
+        Native code answers for most IP addresses with a numeric port. All other calls go to ``_resolve``, which takes
+        the same arguments. In debug mode, and while ``socket.getaddrinfo`` is replaced, every call goes there.
 
         Raises:
             socket.gaierror: the name does not resolve.
@@ -594,7 +598,7 @@ class Loop:
 
 @final
 class StreamTransport(asyncio.Transport):
-    """A connection over a stream socket. Only the loop makes one. It owns the socket and closes it.
+    """A connection over a stream socket. It owns the socket and closes it. Only the loop makes such transports.
 
     Data written inside a callback of the protocol is collected and sent together when the callback returns, or as soon
     as it is more than 64 KiB. A small write by other code that the loop runs may be held until all steps that are ready
@@ -691,7 +695,7 @@ class StreamTransport(asyncio.Transport):
 
 @final
 class ReadPipeTransport(asyncio.ReadTransport):
-    """The reading end of a pipe, FIFO, terminal or socket. Only the loop makes one. It owns the pipe and closes it."""
+    """The reading end of a pipe, FIFO, terminal or socket. It owns and closes the pipe. Only the loop makes it."""
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Switch to ``protocol`` at once."""
@@ -716,7 +720,7 @@ class ReadPipeTransport(asyncio.ReadTransport):
 
 @final
 class WritePipeTransport(asyncio.WriteTransport):
-    """The writing end of a pipe, FIFO, terminal or socket. Only the loop makes one. It owns the pipe and closes it."""
+    """The writing end of a pipe, FIFO, terminal or socket. It owns and closes the pipe. Only the loop makes it."""
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Switch to ``protocol`` at once."""
@@ -768,7 +772,7 @@ class WritePipeTransport(asyncio.WriteTransport):
 
 @final
 class SSLTransport(asyncio.Transport, asyncio.Protocol):
-    """TLS above any stream transport. Only the loop makes one. It is also the protocol of the transport below it.
+    """TLS above any stream transport, of which it is the protocol. Only the loop makes such transports.
 
     ``connection_made`` is called when the handshake is complete. Data written inside a callback is encrypted together
     when the callback returns.
@@ -817,7 +821,8 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
         """Return the number of bytes that the transport below has not accepted yet."""
 
     def set_read_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """While reading is paused, receive up to ``high`` bytes; once at most ``low`` are left, receive again.
+        """While reading is paused, stop receiving above ``high`` bytes; after it is resumed, receive again when at most
+        ``low`` are left.
 
         By default ``high`` is 256 KiB and ``low`` a quarter of ``high``.
 
@@ -889,7 +894,7 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
 
 @final
 class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
-    """An endpoint over a datagram socket. Only the loop makes one. It owns the socket and closes it.
+    """An endpoint over a datagram socket. It owns the socket and closes it. Only the loop makes such transports.
 
     Errors of the socket are passed to ``error_received``, and the transport stays open. An exception in the protocol
     is reported to the loop's exception handler and has no other effect.
@@ -991,7 +996,7 @@ class _AioQueue:
 
     Each loop that uses files has one. All methods that start a call return its ticket, or raise OSError if the process
     cannot start a thread. Offset -1 means the file's own position. If the environment variable GRAPESHOT_FILE_THREADS
-    is set, threads make all calls.
+    is set to 1, threads make all calls.
     """
 
     def open(self, path: bytes, flags: int, mode: int, /) -> int:
@@ -1021,7 +1026,7 @@ class _AioQueue:
     def has_ring(self) -> bool:
         """Whether io_uring makes the calls."""
     def stop(self, limit: float, /) -> list[int]:
-        """Cancel all calls and wait up to ``limit`` seconds for them to end. Return the tickets of those still open."""
+        """Cancel all calls except closes, and wait at most ``limit`` seconds for all. Return the tickets of those still open."""
 
 @disjoint_base
 class _StreamReader:
@@ -1671,7 +1676,7 @@ class condition_variable:  # noqa: N801
         If that coro is interrupted before it runs, the next one is woken in its place.
         """
     def wake_n(self, count: int, value: Any = None) -> int:
-        """Wake up to ``count`` coros, each like ``wake_one``; return how many were woken."""
+        """Wake at most ``count`` coros, each like ``wake_one``; return how many were woken."""
     def wake_all(self, value: Any = None) -> int:
         """Wake all coros that wait now; return how many were woken."""
     def raise_all(self, exc: BaseException | type[BaseException], /) -> int:
@@ -1938,7 +1943,7 @@ def _coro_live() -> list[Any]:
     """Return the coros of this thread that have started and not ended."""
 
 def _coro_live_tasks() -> list[Any]:
-    """Return the live coros of all threads, except those that represent daemon threads."""
+    """Return the live coros of all threads, except those that represent daemon threads or were unregistered."""
 
 def _coro_set_switch_stamps(on: bool, /) -> None:
     """Set, for all threads, whether the times of switches are recorded."""
@@ -2007,7 +2012,7 @@ def _coro_set_exception_notifier(
     """
 
 def _coro_shut_down(loop: Any, rounds: int, /) -> int:
-    """Raise Shutdown in this thread's coros of ``loop`` (None: of all), in up to ``rounds`` rounds.
+    """Raise Shutdown in this thread's coros on ``loop`` (None: on any loop), in at most ``rounds`` rounds.
 
     A coro that does not end in one round is resumed in the next. The loop need not be running. If a coro calls this
     function, the function only counts the coros.
@@ -2020,7 +2025,7 @@ def _coro_end_thread() -> None:
     """Refuse to make new coros in this thread from now on."""
 
 def _coro_after_fork() -> Coro[Any] | None:
-    """In the child of a fork: forget all coros except the one that forked, and return it (None if no coro forked).
+    """In the child of a fork: if a coro forked, forget all others and return it, else return None.
 
     In the child, that coro can neither wait nor make other coros.
     """
@@ -2055,7 +2060,7 @@ def _coro_send_signal(number: int, handler: object, /) -> bool:
     """Send the signal to this process, unless a handler other than ``handler`` is set. Return whether it was sent."""
 
 def _coro_stop_watchdog() -> None:
-    """Before a fork and at exit: stop the watchdog until the next coro runs. A report in progress is finished first."""
+    """Before a fork and at exit: stop the watchdog until something runs again. First finish a report in progress."""
 
 def _coro_set_stack_slots(count: int | None, /) -> None:
     """Make new coros of this thread share ``count`` stacks (1 to 4096).
@@ -2101,4 +2106,4 @@ def _coro_is_on_loop() -> bool:
     """Whether a coro is running here that can wait on its loop. A coro that has forked cannot do so in the child."""
 
 def _coro_end_closed_wait(sock: Any, is_write: bool, coro: Coro[Any], /) -> None:
-    """End the wait of a coro of this thread on a socket that another thread closes."""
+    """Another thread closes a socket on which this thread's ``coro`` waits: end that wait."""

@@ -1,5 +1,6 @@
-//! Ends coros whose loop cannot run any more: it is closed while another loop runs, its thread ends, or the interpreter
-//! exits. (If a loop can still run when it is closed, the package ends its coros, in `grapeshot/coro/_ending.py`.)
+//! Ends coros whose loop cannot run any more, because its thread ends, because the interpreter exits, or because it was
+//! closed while another loop runs. (If a loop can still run when it is closed, the package ends its coros, in
+//! `grapeshot/coro/_ending.py`.)
 //!
 //! Each coro is resumed with `Shutdown` so that its `finally` blocks run. Like the loop, this module resumes the coro
 //! from the thread's own stack. In the `finally` blocks the coro may yield, but a wait is interrupted again. A coro

@@ -12,7 +12,7 @@ pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     literals::loop_methods()
 }
 
-/// Adds `getaddrinfo` to `grapeshot._core.Loop`, and `_set_resolver` and the type of resolvers to the module.
+/// Adds `getaddrinfo` to `grapeshot._core.Loop`, and the type and the functions of resolvers to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     literals::register(module)?;
     resolver::register(module)

@@ -51,8 +51,7 @@ pub(super) struct ListenerObject {
 
 static LISTENER_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Accepts connections in the next run of the loop, after `loop.stop()` has ended the run in which the poller reported
-/// them.
+/// Accepts the connections that the poller reported after a call of `loop.stop()`.
 unsafe fn accept_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `on_ready` with a listener, to which the queue holds a reference.
     let this: This<'_, ListenerObject> = unsafe { This::new(py, object) };
@@ -104,10 +103,10 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
 }
 
 impl Source for ListenerObject {
-    /// Once `loop.stop()` was called, no connection is accepted until the next run. Suppose that a callback stops the
-    /// loop and cancels all tasks. If connections were accepted later in the same iteration, the tasks that serve them
-    /// would not be cancelled. asyncio, too, makes the protocol and the transport of such a connection in the next run,
-    /// because it makes them in a task.
+    /// If `loop.stop()` was called before, connections are accepted only after all that is queued now, which is usually
+    /// in the next run. Suppose that a callback stops the loop and cancels all tasks. If connections were accepted
+    /// later in the same iteration, the tasks that serve them would not be cancelled. asyncio, too, makes the protocol
+    /// and the transport of such a connection in the next run, because it makes them in a task.
     fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
         let Some(event_loop) = this.event_loop.get(this.py()) else {
             return Ok(());

@@ -143,7 +143,8 @@ def scripts(functions: list[Function]) -> Any:
     def calls(draw: Any) -> str:
         function = draw(st.sampled_from(functions))
         given = []
-        if function.owner is not None:  # rarely an object of a wrong type
+        if function.owner is not None:
+            # In one of 20 cases an object of any type.
             given.append(function.owner if draw(st.integers(0, 19)) else draw(st.sampled_from(objects)))
         for index, name in enumerate(function.names):
             if name == "*":
@@ -185,7 +186,7 @@ def test_any_arguments():
 
 
 def test_every_function_once():
-    """Call each function without arguments, with the required number and with more. Random calls may miss functions."""
+    """Call each function without arguments, with enough, and with five others. Random calls may miss functions."""
     with native() as process:
         assert len(process.functions) > 300
         statements = []

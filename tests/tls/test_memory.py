@@ -270,8 +270,8 @@ def test_memory_that_is_lent_to_openssl_cannot_be_taken(files, kind):
     assert found[:3] == ["True", "0", "0"]
 
 
-async def test_only_the_loop_keeps_a_connection_alive(loop, serve):
-    """Only the server and the loop keep the transports of an idle connection alive."""
+async def test_the_loop_keeps_a_connection_alive(loop, serve):
+    """The program keeps no reference to the transports of an idle connection."""
     server = await serve(Echo, HOST, 0, ssl=server_context())
     with await client_of(server) as peer:
         gc.collect()

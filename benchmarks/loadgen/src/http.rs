@@ -20,7 +20,8 @@ pub(crate) struct Http {
     expected: Expected,
 }
 
-/// Whether this request of the connection is of the other kind (`--other-path`, `--other-byte`). One in `every` is.
+/// Whether this request of the connection is of the other kind (`--other-path`, `--other-byte`), as is one of each
+/// `every` requests.
 pub(crate) fn is_other(connection: usize, number: u64, every: u64) -> bool {
     (number + connection as u64) % every == every - 1
 }

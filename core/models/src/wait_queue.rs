@@ -31,7 +31,7 @@ pub struct Coro {
     /// Whether `WaitNode::queue` is set. (There is only one queue.)
     is_queued: AtomicBool,
     is_granted: Cell<bool>,
-    /// How many entries the coro has in its loop's ready queue and inbox.
+    /// How many entries were ever made for the coro in its loop's ready queue and inbox.
     entries: AtomicUsize,
 }
 
@@ -141,13 +141,13 @@ impl Coro {
         }
     }
 
-    /// How many entries there are for the coro.
+    /// How many entries were made for the coro.
     pub fn entries(&self) -> usize {
         self.entries.load(Ordering::Acquire)
     }
 
-    /// Called by the coro's own thread for each entry. None if the coro is not ready; otherwise, whether it was granted
-    /// its request.
+    /// Called by the coro's own thread for each entry, and when the thread ends. None if the coro is not ready;
+    /// otherwise, whether it was granted its request.
     pub fn resume(&self) -> Option<bool> {
         if self.status.load(Ordering::Acquire) != READY {
             return None;

@@ -31,8 +31,8 @@ pub type Describe = unsafe fn(owner: *const c_void, message: &mut FaultMessage);
 /// The length of an alternate stack. It is enough for faulthandler's report, which runs on the same stack.
 const ALTERNATE_LEN: usize = 64 * 1024;
 
-/// Code may use this many bytes below the stack pointer. So when an access hits the guard, the stack pointer may still
-/// be up to this far above the guard.
+/// On x86-64, code may use this many bytes below the stack pointer (elsewhere fewer). So when an access hits the guard,
+/// the stack pointer may still be up to this far above the guard.
 const RED_ZONE_LEN: usize = 128;
 
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];

@@ -33,8 +33,8 @@ def set_limits(
         descriptors: the loop opens only descriptors whose number is below this limit. The system assigns the lowest
             free number, so this leaves the numbers from the limit up to ``RLIMIT_NOFILE`` for files, name lookups and
             logs.
-        coros: the number of coros. At the limit, ``coro.spawn()`` and starting a thread that is a coro raise
-            LimitError; ``coro.serve()`` waits.
+        coros: the number of coros. At the limit, ``coro.spawn()`` raises LimitError, and so does the start of a thread
+            that is a coro; ``coro.serve()`` waits.
 
     Raises:
         ValueError: a limit is less than 1.

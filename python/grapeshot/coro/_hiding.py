@@ -2,8 +2,8 @@
 
 If such code calls ``asyncio.run()`` or ``loop.run_until_complete()``, its asyncio code runs on the loop that already
 runs the coro (see ``_borrowed_loop``). To make this possible, asyncio's functions that make, get and set loops, and
-``all_tasks``, are wrapped when the first such coro is made. Outside of these coros and of the asyncio code that they
-run, the wrapped functions do what asyncio's do.
+``all_tasks``, are wrapped when a coro hides the loop for the first time. Outside of these coros and of the asyncio code
+that they run, the wrapped functions do what asyncio's do.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _wrap() -> None:
     policy = getattr(asyncio.events, "_BaseDefaultEventLoopPolicy", None) or getattr(
         asyncio.events, "BaseDefaultEventLoopPolicy", None
     )
-    # Python versions without loop policies have only the functions of these two modules.
+    # Python versions without loop policies have only the functions of asyncio.events, which asyncio also exports.
     owners: list[Any] = [asyncio.events, asyncio] if policy is None else [policy]
     for name, wrap in (("new_event_loop", _wrap_new), ("get_event_loop", _wrap_get), ("set_event_loop", _wrap_set)):
         function = wrap(getattr(owners[0], name))

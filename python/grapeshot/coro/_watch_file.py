@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class watch_file:  # noqa: N801  # Shrapnel's name
-    """Reports changes of a file, which need not exist yet, or of a directory's entries (but not in its subdirectories).
+    """Reports changes of a file, which need not exist yet, or of a directory's entries (but not of files in its subdirectories).
 
     This class is experimental: docs/versions.md says why.
 
@@ -37,7 +37,7 @@ class watch_file:  # noqa: N801  # Shrapnel's name
     - All changes between two checks are seen as one. A file that is created and deleted in between is not reported. If
       a file in the directory is replaced, the event is ``created``. Data that is written to a new file before the check
       is not reported as ``modified``, only as ``created``.
-    - After each change of its entries, the whole directory is read.
+    - After each change of the entries of a watched directory, the whole directory is read.
     - The directory and each regular file that is watched are kept open, so the file system of the directory cannot be
       unmounted. ``modified`` is not reported for files that the process is not allowed to read, or for which no
       descriptor was left; in the second case there is an ``overflow`` event.

@@ -104,7 +104,7 @@ class TextFile(AsyncFile):
 
     @property
     def newlines(self) -> Any:
-        """The ends of lines that were read so far: None, a string, or a tuple of strings."""
+        """The kinds of line ends that were read so far: None, a string, or a tuple of strings."""
         return getattr(self._decoder, "newlines", None)
 
     def fileno(self) -> int:
@@ -168,9 +168,10 @@ class TextFile(AsyncFile):
         return bool(chunk)
 
     async def _collect(self, is_enough: Callable[[str], bool]) -> str:
-        """Return the text that was not taken, after decoding more until ``is_enough(text)`` is true or the file ends.
+        """Decode until there is enough text or the file ends, and return all text that the program has not got yet.
 
-        The result ends where ``_decoded`` ends. If the task is cancelled or a call fails, nothing is lost.
+        ``is_enough(text)`` says whether there is enough. The result ends where ``_decoded`` ends.
+        If the task is cancelled or a call fails, nothing is lost.
         """
         text = self._decoded[self._used :]
         if is_enough(text):
@@ -182,7 +183,7 @@ class TextFile(AsyncFile):
                 if is_enough(text):
                     return text
         except (OSError, asyncio.CancelledError):
-            self._used = len(self._decoded)  # what was left of it is in `text` already
+            self._used = len(self._decoded)  # `text` already contains the unused part of `_decoded`
             self._rewind(mark, [text])
             raise
         if not self._decoded:
@@ -330,7 +331,7 @@ class TextFile(AsyncFile):
                 self._decoder.setstate(before)
 
     def _position_in(self, start: int, flags: int, data: bytes) -> int:
-        """Return the position behind the first ``_used`` characters of ``data``. Changes the decoder's state."""
+        """Return the position after the first ``_used`` characters in ``data``. Changes the decoder's state."""
         decoder = self._decoder
         # Usually, encoding the text gives the same bytes that the text was decoded from.
         try:
@@ -369,7 +370,8 @@ class TextFile(AsyncFile):
         """Go to a position that :meth:`tell` has returned, to the start (0), or to the end (``0, os.SEEK_END``).
 
         Raises:
-            io.UnsupportedOperation: the file has no positions, or an offset from the position or from the end is not 0.
+            OSError: the file has no positions (usually :class:`io.UnsupportedOperation`).
+            io.UnsupportedOperation: an offset from the position or from the end is not 0.
             ValueError: the position is negative, or ``whence`` is not one of ``os.SEEK_SET``, ``os.SEEK_CUR``
                 and ``os.SEEK_END``.
         """

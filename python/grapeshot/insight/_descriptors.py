@@ -38,7 +38,7 @@ class Descriptor:
     what: str
     """The addresses of a socket, or the system's description of the file."""
     owner: str | None
-    """The transport or server of this loop that owns it, or the coro that waits for it."""
+    """The transport of this loop that owns it, or the coro that waits for it; in debug mode, also a server."""
     opened_at: str | None
     """Where the program opened it. Known in debug mode for the loop's transports and servers, and for all sockets and
     files while tracemalloc is tracing."""
@@ -60,7 +60,7 @@ def tally_descriptors(found: Iterable[Descriptor], before: Iterable[Tally] | Non
 
 
 def descriptors(loop: Any, has_owners: bool = True) -> list[Descriptor]:
-    """Return all descriptors. If ``has_owners`` is false, omit the owners, and call no ``repr`` of the program."""
+    """Return all descriptors. If ``has_owners`` is false, omit the owners, and call no ``__repr__``."""
     known = _known_to(loop)
     origins: dict[int, str] = {}
     for thing in list(loop._origins or ()):
@@ -77,7 +77,7 @@ def descriptors(loop: Any, has_owners: bool = True) -> list[Descriptor]:
                 sock = _tree._describe(fd, None)
             what = _file_words(fd) if sock is None else sock.words()
         except OSError:
-            continue  # another thread has just closed it, or it was the descriptor that listed the directory
+            continue  # another thread has just closed it, or it was open only while `_open_fds` read the list
         if sock is not None:
             sockets[fd] = sock
         text = None if owner is None or not has_owners else _tree._owner_words(owner)

@@ -26,7 +26,7 @@ fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> ObjectResult<
     let py = this.py();
     this.wait_until_not_running()?;
     let text = text_if_cancelled(this);
-    // Take the loop out first: cancelling drops all references of the handle, and this function still needs the loop.
+    // Take the loop out first: cancelling drops the reference to it, and this function still needs the loop.
     let event_loop = this.event_loop.take(py);
     if this.cancel_showing(text)
         && this.has(flag::SCHEDULED)
@@ -187,7 +187,7 @@ fn call_of(this: This<'_, HandleObject>) -> PyResult<(Bound<'_, PyAny>, Bound<'_
     })
 }
 
-/// Orders and compares timers by deadline, as `asyncio.TimerHandle` does.
+/// Orders timers by deadline, and compares all that they have, as `asyncio.TimerHandle` does.
 unsafe extern "C" fn compare_timers(
     a: *mut ffi::PyObject,
     b: *mut ffi::PyObject,

@@ -75,10 +75,10 @@ fn note_taken(reactor: &Reactor) -> Option<u64> {
     Some(measuring.take(reactor.ready.len()))
 }
 
-/// Runs a step of `what` and tells the observer, measuring and the step observer about it. `kind` is None for the
-/// observer's `own_entry`, about which the observer is not told here. `ready_ns` is the time at which the step became
-/// ready; None stands for the time when the last poll returned. Returns the result of the step, or an exception that
-/// must leave the loop.
+/// Runs a step of `what`, and reports it to the observer, to `Measuring` and to the step observer. `kind` is None for
+/// the observer's `own_entry`, which is not reported to the observer here. `ready_ns` is the time at which the step
+/// became ready; None stands for the time when the last poll returned. Returns the result of the step, or an exception
+/// that must leave the loop.
 fn watch(
     event_loop: &LoopObject,
     what: &Bound<'_, PyAny>,

@@ -67,8 +67,8 @@ compare([(function, (host,), {}) for function in functions for host in hosts])
 
 
 def test_broadcast():
-    # For this name, glibc does not set the h_errno that CPython's gethostbyname_ex reads. So the arguments of the error
-    # are those of an earlier call in the same thread.
+    # For the name `<broadcast>`, glibc does not set the h_errno that CPython's gethostbyname_ex reads. So the arguments
+    # of the error are those of an earlier call in the same thread.
     run("""
 hosts = ["<broadcast>", b"<broadcast>", "\\uff1cbroadcast\\uff1e"]
 functions = ["gethostbyname", "gethostbyname_ex", "gethostbyaddr", "getfqdn"]
@@ -110,7 +110,7 @@ compare(calls)
 """)
 
 
-@pytest.mark.parametrize("time", ["before the patch", "after the patch"])
+@pytest.mark.parametrize("time", ["before the patch", "after the import"])
 def test_replacements_are_called_in_a_thread(time):
     """If the program has replaced functions of `socket`, the replacements are called in a thread, because they may
     block. A replacement is also called for a host that needs no lookup. Other coros run during each call.

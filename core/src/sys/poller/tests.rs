@@ -401,7 +401,7 @@ fn a_closed_fd_is_not_taken_for_the_watched_one() {
         let duplicate = left.try_clone().unwrap();
         drop(left);
         if Poller::KEEPS_CLOSED {
-            // By now another test may have opened a file under this number, which the poller does not watch.
+            // By now another test may have opened a file that got this number. The poller does not watch that file.
             assert!(!poller.is_watching(fd, Token(1), Interest::READ), "{name}");
         }
         right.write_all(b"x").unwrap();

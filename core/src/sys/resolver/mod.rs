@@ -1,4 +1,4 @@
-//! Name resolution. The C library's lookups block, so the threads of a pool make them.
+//! Name resolution. The C library's lookups block, so they are made in the threads of a pool.
 //!
 //! ```text
 //!   loop's thread                                a thread of the pool             loop's thread
@@ -32,8 +32,8 @@ pub use calls::{
 
 use super::pool::{Delivery, Mailbox, Pool, SharedPool, leaked_once};
 
-/// Whether [`Question::HostByName`] and [`Question::HostByAddress`] can be asked. They need functions that are safe in
-/// several threads (`gethostbyname_r` ...). Only the functions of Linux and Android are used.
+/// Whether [`Question::HostByName`] and [`Question::HostByAddress`] can be asked. They need
+/// thread-safe functions (`gethostbyname_r` ...), of which only the variants of Linux and Android are implemented here.
 pub const HAS_HOST_LOOKUPS: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
 /// The maximum number of remembered answers.
@@ -80,7 +80,7 @@ impl Resolver {
     /// `max_age` old may be used again.
     ///
     /// # Errors
-    /// The process cannot start a thread, and there is none yet.
+    /// The pool has no thread at the moment, and the process cannot start one.
     pub fn ask(&self, question: Question, max_age: Duration) -> io::Result<u64> {
         self.lookups.ask(question, &self.mailbox, max_age)
     }
@@ -109,7 +109,8 @@ struct State {
     /// The questions to look up. The queue may contain a question more than once, and questions that nobody asks any
     /// longer.
     queue: VecDeque<Arc<Question>>,
-    /// The number of jobs that no thread has begun. Each job takes one question from the queue.
+    /// The number of jobs that no thread has begun. Each job takes questions from the queue until one has to
+    /// be looked up.
     jobs: usize,
     asked: HashMap<Arc<Question>, Lookup>,
     tickets: HashMap<u64, Arc<Question>>,
@@ -204,7 +205,7 @@ impl Lookups {
 }
 
 impl State {
-    /// Adds an asker. Returns true if nobody was asking this question before.
+    /// Adds an asker. Returns true if this question was not under way before.
     fn join(
         &mut self,
         question: &Arc<Question>,

@@ -21,7 +21,7 @@
 //! module replaces the address in that word. That protects every call from this library into Python, at no cost for the
 //! calls.
 //!
-//! Source: Itanium C++ ABI, "Exception Handling", 1.3.2 (forced unwinding) and 1.6.3 (personality routines); glibc's
+//! Source: Itanium C++ ABI, "Exception Handling", 1.3 (unwinding) and 1.6 (personality routines); glibc's
 //! `nptl/unwind.c`; LLVM's `TargetLoweringObjectFileELF::emitPersonalityValue`.
 
 // `forced.rs` is for glibc and FreeBSD, except on 32-bit ARM, which has a different kind of unwind tables. On other

@@ -1,8 +1,9 @@
 """Lets several coros wait on the same descriptor.
 
 In the fd table of the loop, a descriptor has only one entry per direction. Blocking code has no such limit: two threads
-may read from one pipe, or one may call ``select`` for a socket from which another one receives. So a wait here
-registers its descriptors with an epoll object of its own, and waits on that. When the wait returns, the event may
+may read from the same pipe, or a thread may call ``select`` for a socket from which another one receives. So a wait
+here registers its descriptors with an epoll object of its own, and waits on that. (A wait for a single descriptor does
+so only if the loop's entry is taken.) When the wait returns, the event may
 already be gone, for instance because another coro has read the data. So the caller then repeats its own system call,
 which reports the present state of the descriptors.
 """
@@ -51,11 +52,11 @@ def note_poll() -> None:
 
 
 class Interests:
-    """Descriptors, each with the events (``POLLIN`` ...) for which a coro waits, once or several times.
+    """Descriptors, each with the events (``POLLIN`` ...) for which a coro waits. The coro may wait more than once.
 
-    The kernel reports some states, such as a hang-up, even if the caller does not wait for them. Such a state ends only
-    one wait, because the registration is edge-triggered. A descriptor that is closed during the wait has no more
-    events.
+    The kernel reports some states, such as a hang-up, even if the caller does not wait for them. With epoll, such a
+    state ends only one wait, because the registration is edge-triggered, and a descriptor that is closed during the
+    wait has no more events.
     """
 
     __slots__ = ("_masks", "_own", "_pause_s")
@@ -173,7 +174,8 @@ def wait_to_write(fd: int) -> Callable[[], object]:
 
 
 def may_block(fd: int) -> bool:
-    """Whether calls on this descriptor can block: it is a pipe, socket or terminal, and blocking for the program.
+    """Whether calls on this descriptor can block: it is a pipe, a socket or a character device (such as a terminal),
+    and the program has not made it nonblocking.
 
     A patched socket without a timeout is blocking for the program, although its descriptor is nonblocking.
     """

@@ -9,8 +9,8 @@
     ...     with wsgi.serve(application, "localhost", 8000) as server:
     ...         server.wait_closed()
 
-``python -m grapeshot.coro.wsgi module:application`` does the same from the command line, after ``coro.patch()``. The
-server needs httptools, which parses the requests: ``pip install 'grapeshot[wsgi]'``. The application sees no running
+``python -m grapeshot.coro.wsgi module:application`` calls ``coro.patch()``, and then does the same. The server needs
+httptools, which parses the requests: ``pip install 'grapeshot[wsgi]'``. The application sees no running
 asyncio loop.
 """
 
@@ -83,7 +83,12 @@ class Server:
     def stop(self, timeout: float | None = 30.0) -> None:
         """Close the server, and give requests in progress ``timeout`` seconds to end before they are shut down.
 
-        If ``timeout`` is None, they are not shut down. Raises the same exceptions as :meth:`wait_closed`.
+        If ``timeout`` is None, they are not shut down.
+
+        Raises:
+            RuntimeError: called in the coro of one of its connections.
+            ScheduleError: called in another thread.
+            YieldFromMain: not called in a coro.
         """
         self.close()
         self._server.stop(timeout)

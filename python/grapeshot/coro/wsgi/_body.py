@@ -36,7 +36,7 @@ class Body:
         self.is_complete = False
         self.received = 0
         # How many bytes of chunk sizes, chunk extensions and trailers have come. Bytes that came together with the head
-        # do not count.
+        # or with the end of the body do not count.
         self.framing_len = 0
 
     def left(self) -> int:

@@ -27,7 +27,7 @@ def line(request: Request, response: Response, elapsed_s: float) -> str:
 
 
 def line_of_refusal(peer: str, status: str) -> str:
-    """Return the line for a request that the parser has refused."""
+    """Return the line for a request that was refused before its head was complete, or because of its head."""
     return _combined(peer or "-", "-", status, 0, "-", "-", 0.0)
 
 
