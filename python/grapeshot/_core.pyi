@@ -1026,7 +1026,7 @@ class _AioQueue:
     def has_ring(self) -> bool:
         """Whether io_uring makes the calls."""
     def stop(self, limit: float, /) -> list[int]:
-        """Cancel all calls except closes, and wait at most ``limit`` seconds for all. Return the tickets of those still open."""
+        """Cancel all calls but closes, and wait at most ``limit`` seconds for all. Return the tickets of those left."""
 
 @disjoint_base
 class _StreamReader:

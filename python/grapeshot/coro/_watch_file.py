@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class watch_file:  # noqa: N801  # Shrapnel's name
-    """Reports changes of a file, which need not exist yet, or of a directory's entries (but not of files in its subdirectories).
+    """Reports changes of a file, which need not exist yet, or of a directory's entries (but not in subdirectories).
 
     This class is experimental: docs/versions.md says why.
 
