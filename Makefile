@@ -47,6 +47,9 @@ LINTED       := python tests benchmarks examples docs/site
 # pyo3 asks this interpreter for its version. All commands use the same one, so that nothing is built twice.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Container images often set this variable. The tests start thousands of interpreters, and without bytecode files each
+# would compile its imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

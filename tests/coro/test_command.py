@@ -12,7 +12,10 @@ import textwrap
 import pytest
 from support import coro_is_available
 
-pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
+]
 
 WAYS = ((), ("-m", "grapeshot.coro"))
 

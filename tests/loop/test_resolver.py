@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from support import coro_is_available, iterations, run_script
 
+pytestmark = pytest.mark.slow
+
 
 def answer_of(function, *args):
     try:

@@ -25,6 +25,12 @@ CAP_S = 20.0
 on_both_loops = pytest.mark.parametrize("loop_name", ["asyncio", "grapeshot"])
 
 
+@pytest.fixture(autouse=True)
+def no_latency_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, the warnings would be in the output of the examples."""
+    monkeypatch.setenv("GRAPESHOT_LATENCY_WARNING", "0")
+
+
 needs_coros = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
 

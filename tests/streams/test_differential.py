@@ -15,6 +15,10 @@ from support import iterations, loop_factory
 import grapeshot.streams
 
 SEPARATORS = (b"\n", b"ab", b"\r\n", b"x")
+SEEDS = [
+    pytest.param(range(start, start + 25), id=str(start), marks=pytest.mark.slow if start else ())
+    for start in range(0, 100, 25)
+]
 
 
 def shown(value):
@@ -191,7 +195,7 @@ def log_of(kind, seed, reader_type, module=asyncio, looks=True):
         return [*log, *reported]
 
 
-@pytest.mark.parametrize("seeds", [range(start, start + 25) for start in range(0, 100, 25)], ids=lambda seeds: seeds[0])
+@pytest.mark.parametrize("seeds", SEEDS)
 def test_same_traffic_same_results(seeds):
     kinds = [("grapeshot", asyncio.StreamReader), ("grapeshot", PlainReader), ("asyncio", asyncio.StreamReader)]
     lengths = []
@@ -204,7 +208,7 @@ def test_same_traffic_same_results(seeds):
 
 
 @pytest.mark.parametrize("looks", [True, False])
-@pytest.mark.parametrize("seeds", [range(start, start + 25) for start in range(0, 100, 25)], ids=lambda seeds: seeds[0])
+@pytest.mark.parametrize("seeds", SEEDS)
 def test_same_results_with_native_streams(seeds, looks):
     """Each access to `_buffer` joins the pieces of data in a native reader. With looks=False, there is no access."""
     native = grapeshot.streams

@@ -94,6 +94,7 @@ def files(tmp_path):
     return str(server), str(trusted)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="no /proc")
 def test_flat_with_many_connections(files):
     """The resident memory after 300 and after 900 connections is the same, within noise."""

@@ -17,6 +17,7 @@ import pytest
 from support import coro_is_available, gil_is_enabled
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
     pytest.mark.skipif(not gil_is_enabled(), reason="without a GIL there is no watchdog (test_free_threading.py)"),
 ]

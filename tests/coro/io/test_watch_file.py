@@ -225,6 +225,7 @@ def test_names_of_any_bytes(tmp_path):
     coro.run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ["inotify"], indirect=True)
 def test_overflow(tmp_path):
     """The kernel drops events when its queue is full, and says so."""
