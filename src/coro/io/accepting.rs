@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use grapeshot_core::sys::readiness;
 use grapeshot_core::sys::socket::{self, Address};
-use pyo3::exceptions::PyMemoryError;
+use pyo3::exceptions::PyException;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
@@ -111,24 +111,23 @@ impl Operation for AcceptMany {
         }
         let connections = new_objects::list(py)?;
         loop {
-            match accept(socket, surroundings)? {
-                Ok(accepted) => {
+            // If something fails after connections have been accepted, they must not be lost. So a failed call of
+            // `accept` is ignored: if the error persists, the next call raises it. The exception of a connection that
+            // could not be made is reported.
+            match accept(socket, surroundings) {
+                Ok(Ok(accepted)) => {
                     let made = connection(socket, accepted);
-                    match made.and_then(|connection| connections.append(connection)) {
-                        Ok(()) => {}
-                        Err(error)
-                            if !connections.is_empty() && error.is_instance_of::<PyMemoryError>(py) =>
-                        {
-                            // The earlier connections must not be lost.
-                            error.write_unraisable(py, Some(socket.object()));
-                            break;
+                    if let Err(error) = made.and_then(|connection| connections.append(connection)) {
+                        if connections.is_empty() || !error.is_instance_of::<PyException>(py) {
+                            return Err(error);
                         }
-                        Err(error) => return Err(error),
+                        error.write_unraisable(py, Some(socket.object()));
+                        break;
                     }
                 }
-                Err(error) if connections.is_empty() => return failed(&error, Direction::Read),
-                // The accepted connections must not be lost. If the error persists, the next call raises it.
-                Err(_) => break,
+                Ok(Err(error)) if connections.is_empty() => return failed(&error, Direction::Read),
+                Err(error) if connections.is_empty() => return Err(error),
+                Ok(Err(_)) | Err(_) => break,
             }
             if connections.len() == limit {
                 break;

@@ -356,6 +356,41 @@ def test_accept_many():
     coro.run(main)
 
 
+def test_accept_many_keeps_what_it_has_accepted_if_a_class_raises(monkeypatch):
+    reported = []
+    monkeypatch.setattr("sys.unraisablehook", lambda args: reported.append(args.exc_value))
+
+    class Picky(coro.sock):
+        accepted = 0
+
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            if "fileno" in options:
+                Picky.accepted += 1
+                if Picky.accepted in (3, 4):
+                    raise ValueError(f"connection {Picky.accepted}")
+
+    def main():
+        with Picky(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.bind((HOST, 0))
+            listener.listen(10)
+            clients = [coro.tcp_sock() for _ in range(5)]
+            for client in clients:
+                client.connect(listener.getsockname())
+            first = listener.accept_many()
+            assert [address for _, address in first] == [client.getsockname() for client in clients[:2]]
+            assert [str(error) for error in reported] == ["connection 3"]
+            with pytest.raises(ValueError, match="connection 4"):
+                listener.accept_many()
+            rest = listener.accept_many()
+            assert [address for _, address in rest] == [clients[4].getsockname()]
+            assert clients[2].recv(1) == clients[3].recv(1) == b""
+            for sock in [*clients, *(sock for sock, _ in first + rest)]:
+                sock.close()
+
+    coro.run(main)
+
+
 def test_makefile(world):
     def answer(sock):
         with sock.makefile("rwb") as file:
