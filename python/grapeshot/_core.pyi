@@ -1214,6 +1214,15 @@ def _remove_path(path: StrOrBytesPath) -> None:
 def _before_fork() -> None:
     """Before a fork: send the data that the loop of this thread still holds."""
 
+def _open_child_watch(pid: int) -> int:
+    """Open a descriptor that becomes readable when a child process has ended. This does not fetch the status.
+
+    Raises:
+        ProcessLookupError: there is no such process any more. (Where the system has no pidfds, the descriptor is
+            readable instead.)
+        OSError: the process cannot open a descriptor.
+    """
+
 def _after_fork() -> None:
     """In the child of a fork: send writes at once until the loop's current run ends.
 

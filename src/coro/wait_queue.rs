@@ -13,7 +13,7 @@
 //! (`scheduler::make_ready`) or interrupted. So a queue contains only waiting coros, and its length is always right.
 //!
 //! A queue of a `sync` primitive is used by one thread only. A queue of `threads` is *shared*: any thread may take a
-//! coro out of it. The GIL orders these accesses; in a free-threaded build, one lock for all shared queues does
+//! coro out of it. The GIL orders these accesses; in a free-threaded build, one lock for all shared queues orders them
 //! (`WaitQueue::exclusive`). A thread that takes a coro out of a shared queue also sets the coro's status, while it
 //! holds the lock (`scheduler::claim`). So if two threads want to wake the same coro, the second one finds that the
 //! coro is ready already.
@@ -165,7 +165,7 @@ impl WaitNode {
     #[inline]
     pub(super) fn exclusive<R>(&self, body: impl FnOnce() -> R) -> R {
         // SAFETY: if the coro is in a queue, the queue exists: a frame on the coro's stack keeps the object that
-        // contains the queue alive, and only this thread could run the coro.
+        // contains the queue alive, and that frame cannot end now, because only this thread could run the coro.
         match unsafe { self.queue.load(Ordering::Acquire).as_ref() } {
             Some(queue) => queue.exclusive(body),
             None => body(),

@@ -1,16 +1,32 @@
 //! Watches child processes, and calls a function when a child has ended.
 //!
-//! Used on the loop's thread only. Python code (`_loop/subprocess.py`) starts the child, and makes its pipes and its
-//! transport.
+//! Watches are used on the loop's thread only. Python code (`_loop/subprocess.py`) starts the child, and makes its pipes
+//! and its transport.
 
 mod child;
 
+use std::os::fd::IntoRawFd;
+
+use grapeshot_core::sys::child::open_watch;
 use pyo3::prelude::*;
 
+use crate::binding::errors;
 use crate::binding::rows::extend_type;
 
-/// Makes the type of the watches, and adds the method `_watch_child` to `grapeshot._core.Loop`.
+/// Makes the type of the watches, and adds the method `_watch_child` to `grapeshot._core.Loop` and the function
+/// `_open_child_watch` to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     child::register(module)?;
+    module.add_function(wrap_pyfunction!(open_child_watch, module)?)?;
     extend_type(&module.getattr("Loop")?, child::loop_methods())
+}
+
+/// `_open_child_watch(pid)`: for coros, which wait for the descriptor and fetch the status themselves. (CPython lacks
+/// `os.pidfd_open` if it was built with the headers of an old kernel.)
+#[pyfunction(name = "_open_child_watch")]
+fn open_child_watch(pid: libc::pid_t) -> PyResult<i32> {
+    match open_watch(pid) {
+        Ok(fd) => Ok(fd.into_raw_fd()),
+        Err(error) => Err(errors::os_error(&error)),
+    }
 }

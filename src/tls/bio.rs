@@ -49,8 +49,8 @@ pub(super) struct Buffers {
 }
 
 // SAFETY: the pointers lead to memory that may be used from any thread. `lend` and `open_window` demand that the memory
-// is valid until `withdraw` or `close_window` is called. Code that calls these functions holds the lock, so no other
-// thread is using the memory at that moment.
+// is valid until `withdraw` or `close_window` is called. All four are called with the lock held, so no other thread
+// uses the memory then.
 unsafe impl Send for Buffers {}
 
 impl Buffers {
@@ -185,8 +185,8 @@ impl Buffers {
             return false;
         }
         if self.outgoing.is_empty() && data.len() <= self.window_capacity - self.window_len {
-            // SAFETY: the window has space for `data` (without a window, `data` is empty), and `open_window` demands
-            // that its memory is valid and not used by other code.
+            // SAFETY: as checked, the window has space for `data` (if there is no window, only for empty data), and
+            // `open_window` demands that its memory is valid and not used by other code.
             unsafe { ptr::copy_nonoverlapping(data.as_ptr(), self.window.add(self.window_len), data.len()) };
             self.window_len += data.len();
             return true;
@@ -200,8 +200,8 @@ impl Buffers {
     }
 }
 
-// OpenSSL calls `read`, `write`, `ctrl` and `destroy` only for BIOs that `Direct::new` has made, and `Direct::new` has
-// loaded `OpenSsl`, the table of OpenSSL's own functions.
+// OpenSSL calls `read`, `write`, `ctrl` and `destroy` only for BIOs that `Direct::new` has made, which needs the loaded
+// `OpenSsl`, the table of OpenSSL's own functions.
 
 /// Locks the buffers. Code that holds the lock never calls Python and never panics.
 pub(super) fn locked(buffers: &Mutex<Buffers>) -> MutexGuard<'_, Buffers> {

@@ -6,8 +6,8 @@ The tests of `test.test_asyncio` make their loops in four ways: through the poli
 redirects the first three before a test module is imported; `Substitution.adapt` handles the fourth in the imported
 module.
 
-Every loop is counted by its class, so that a run can prove which loop it tested. Loops of asyncio's own that are built
-despite the substitution are counted, too.
+The loops that the tests get are counted by their class, so that a run can prove which loop it tested. Selector loops of
+asyncio's own that are built despite the substitution are counted, too.
 """
 
 from __future__ import annotations

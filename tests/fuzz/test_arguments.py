@@ -186,7 +186,7 @@ def test_any_arguments():
 
 
 def test_every_function_once():
-    """Call each function without arguments, with enough, and with five others. Random calls may miss functions."""
+    """Call each function three times, with different numbers of arguments. Random calls may miss functions."""
     with native() as process:
         assert len(process.functions) > 300
         statements = []

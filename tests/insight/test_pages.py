@@ -32,7 +32,7 @@ def sessions(page):
 
 def is_like(wanted, got):
     """Whether the output matches the page. The marks below a line of a traceback differ between versions, and a number
-    followed by "..." may be different on a slow machine.
+    such as "0.25..." may be different on a slow machine.
     """
     wanted = re.sub(r"\d+\.\d+\.\.\.", "...", wanted)
     wanted, got = (" ".join(re.sub(r"\n +[~^]+(?=\n)", "", text).split()) for text in (wanted, got))

@@ -370,8 +370,7 @@ def test_fork_inside_a_running_loop(loop_kind):
         import asyncio, os, sys
         loop = new_event_loop()
         def child():
-            # the child's thread is a copy of the parent's, so the parent's loop still counts as running
-            asyncio.events._set_running_loop(None)
+            asyncio.events._set_running_loop(None)  # asyncio does so itself, except in early versions
             own = new_event_loop()
             print("child", own.run_until_complete(asyncio.sleep(0.001, "works")))
             own.close()

@@ -91,7 +91,7 @@ def test_a_package_that_runs_the_loop_is_reported_with_its_caller(run, tmp_path)
     code = "import serving.server; serving.server.serve(asyncio.SelectorEventLoop(), main)"
     lines = len(PROGRAM.splitlines()) + 1
     [text] = run(code)[1]
-    places = f"{package}/server.py:2, called from {tmp_path}/prog.py:{lines} runs "
+    places = f"{package}/server.py:2 (called from {tmp_path}/prog.py:{lines}) runs "
     assert text.startswith(f"grapeshot: {places}")
 
 
@@ -176,5 +176,5 @@ def test_uvicorn_in_a_program(run):
     assert output == ["uvloop", "grapeshot._loop", "grapeshot._loop"]
     [text] = said
     assert "uvicorn/" in text
-    assert ", called from " in text
+    assert " (called from " in text
     assert "give uvicorn `loop='grapeshot:new_event_loop'`" in text

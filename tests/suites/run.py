@@ -8,7 +8,7 @@ exceptions are in `suites.toml`, each with its reason. The run fails when
 - a test that passed on the baseline fails, is skipped or is missing on the subject, and is not listed,
 - a listed test passes, or a listed pattern matches no test that passed on the baseline (so that the list stays true),
 - in the run on the subject, a test builds a loop of asyncio's own, or no test builds a loop of the subject,
-- a suite has a `patch`, and no test runs a blocking function in a coro in the run on grapeshot's loop.
+- a suite has a `patch`, but on grapeshot's loop no test has run a blocking function in a coro.
 
 A test that failed runs again, up to twice, before its result counts, because these suites have tests that depend on
 timing. On the subject, tests that were skipped or are missing also run again, but listed tests and tests that did not
@@ -289,7 +289,7 @@ def main() -> int:
     parser.add_argument("--subject", default="grapeshot", choices=["grapeshot", "uvloop"])
     parser.add_argument("--keep-baseline", action="store_true", help="use the last run's results of the baseline")
     parser.add_argument("--json", type=Path, help="write the counts and problems to this file")
-    parser.add_argument("--brief", action="store_true", help="only the last line of each failure")
+    parser.add_argument("--brief", action="store_true", help="only the first and the last line of each failure")
     arguments = parser.parse_args()
     # A shell makes background processes ignore SIGINT, nohup makes its program ignore SIGHUP, and the suites' processes
     # would inherit that.

@@ -1,7 +1,7 @@
 """gevent's own tests, from its installed package, on a grapeshot loop.
 
-Each test module runs in a process of its own. A test that fails must also fail on one of gevent's own loops, or
-gevent's run must end without a list of failures, unless ``DIFFERENT`` lists the test. By default some modules run. With
+Each test module runs in a process of its own. A test may fail only if it also fails on one of gevent's own
+loops, if the module crashes or hangs there, or if ``DIFFERENT`` lists the test. By default some modules run. With
 ``TEST_GEVENT=all`` (as in `.ci/matrix`) all modules run, except those in ``DIFFERENT_SCRIPTS``.
 """
 

@@ -31,8 +31,8 @@ async def connect_read_pipe(
     the protocol gets ``eof_received()`` and then, whatever that returns, ``connection_lost(None)``.
 
     Raises:
-        ValueError: ``pipe`` is something else, for example a regular file. The caller still owns it.
-        OSError: its descriptor is closed.
+        ValueError: ``pipe`` is something else, for example a regular file, or is closed. The caller still owns it.
+        OSError: only its descriptor is closed.
 
     Source: :meth:`asyncio.loop.connect_read_pipe`.
     """

@@ -93,7 +93,9 @@ def _report(loop: asyncio.AbstractEventLoop, frame: types.FrameType) -> None:
     kind = type(loop)
     _reported.add(kind)
     starters = _starters(frame, _package(kind.__module__))
-    places = ", called from ".join(place for _, place in starters) or f"the thread {threading.current_thread().name!r}"
+    places, *callers = [place for _, place in starters] or [f"the thread {threading.current_thread().name!r}"]
+    if callers:
+        places += f" (called from {', called from '.join(callers)})"
     names = [name for name, _ in starters]
     # If another package has started uvicorn, the user has to change that package's setting.
     advisers = reversed(names) if names[:1] == ["uvicorn"] else names[:1]

@@ -80,7 +80,7 @@ def _task_of_run(co: Any) -> Any:
 
 
 def end_child(co: Any, leaves_loop: bool) -> bool:
-    """Called in the child when the coro that forked has ended: end the process, unless the loop's run now ends.
+    """Called in the child when the coro that forked has ended: end the process, unless this also ends the loop's run.
 
     Return True if the loop runs only until this coro ends, as with ``coro.run()``. (No other code in the child can wait
     for the coro.)
@@ -95,6 +95,6 @@ def end_child(co: Any, leaves_loop: bool) -> bool:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # the stream is closed, broken or None; Python ignores that at exit, too
+        except Exception:  # the stream is closed, broken or None
             pass
     os._exit(0)

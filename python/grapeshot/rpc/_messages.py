@@ -1,9 +1,9 @@
 """The messages of the protocol. docs/rpc.md shows when each end sends them.
 
 A message is a sequence: its kind, the number of the call, and the fields of that kind. On a connection, the numbers of
-requests increase. The server answers each request exactly once, by RESULT, ERROR or END, even if it was cancelled.
-(Only requests that arrive after the server has sent GOODBYE get no answer.) That way the client knows how many calls
-the server has under way.
+requests increase. The server answers each request exactly once, by RESULT, ERROR or END, even if it was cancelled. So
+the client knows how many calls the server has under way. (Only requests that arrive after the server has sent GOODBYE
+get no answer.)
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ MAX_LEFT_S = 1e8
 MAX_CREDIT = 2**20
 
 
-# The largest limit that a program can set. Larger ones would make the hello too long.
+# The largest limit that a program can set. The limits are sent in the hello, whose length is limited, too.
 MAX_LIMIT = 2**63
 
 
@@ -138,7 +138,7 @@ def error_of(fields: Any) -> RpcError:
     try:
         code, type_name, message, traceback = fields
         if not (isinstance(type_name, str) and isinstance(message, str) and isinstance(traceback, str | None)):
-            raise TypeError("type name, message and traceback must be strings")
+            raise TypeError("type name and message must be strings, and the traceback a string or None")
         if code == DEADLINE:
             return DeadlineExceeded(message)
         return _REMOTE_ERRORS[code](type_name, message, traceback)

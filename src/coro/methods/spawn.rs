@@ -142,16 +142,16 @@ fn check_callable(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     }
     if is_async(function)? {
         return Err(PyTypeError::new_err(format!(
-            "{caller}() needs an ordinary function, and {} is async: call it, and pass the result to \
-             coro.await_() in a coro, or to asyncio.create_task()",
+            "{caller}() needs an ordinary function, and {} is async: call an async function, and pass the result \
+             to coro.await_() in a coro, or to asyncio.create_task()",
             function.repr()?
         )));
     }
     Ok(())
 }
 
-/// Whether calling `function` makes a coroutine or an async generator: it is an async function, a method or a `partial`
-/// of one, or an object with an async `__call__`.
+/// Whether calling `function` makes a coroutine or an async generator. This is so for an async function, for a method
+/// or a `partial` whose function is async, and for an object with an async `__call__`.
 fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = function.py();
     let partial = py.import("functools")?.getattr("partial")?;

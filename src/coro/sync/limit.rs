@@ -66,7 +66,7 @@ impl Limit {
         }
     }
 
-    /// The limit for messages, like ` for 0.5 seconds`; empty if there was no limit or no wait.
+    /// The limit as a part of a message, such as ` for 0.5 seconds`; empty if there was no limit or no wait.
     pub(in crate::coro) fn describe(self) -> String {
         match self {
             Self::For { timeout_s } => format!(" for {timeout_s} seconds"),

@@ -48,7 +48,7 @@ fn origin<S: Steps>(this: Coroutine<'_, S>) -> ObjectResult<'_> {
 }
 
 unsafe extern "C" fn repr<S: Steps>(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_repr, attached, with an object of this type.
+    // SAFETY: attached, and CPython calls tp_repr with an object of this type.
     unsafe {
         represent::<CoroutineObject<S>>(slf, |this| {
             Ok(format!("<coroutine object {} at {slf:p}>", long_name(this)))

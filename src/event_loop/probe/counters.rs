@@ -5,7 +5,7 @@
 //! value is exact, but two values that are read one after the other may belong to different moments.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use grapeshot_core::sys::{clock, socket};
 
@@ -183,15 +183,17 @@ impl RunClock {
 
     pub(crate) fn begin_run(&self) {
         self.since_ticks.set(clock::ticks());
+        fence(Ordering::Release); // a thread that sees the new `since_ns` in `durations_ns` also sees `since_ticks`
         self.since_ns.set(clock::now_ns());
     }
 
     pub(crate) fn end_run(&self) {
         let (ticks, now_ns) = (clock::ticks(), clock::now_ns());
-        self.run_ticks.add(ticks.saturating_sub(self.since_ticks.get()));
-        // In this order, a thread that calls `durations_ns` meanwhile does not count the run twice.
         let since_ns = self.since_ns.get();
         self.since_ns.set(0);
+        // A thread that sees one of the new sums in `durations_ns` also sees the 0, so it does not count the run twice.
+        fence(Ordering::Release);
+        self.run_ticks.add(ticks.saturating_sub(self.since_ticks.get()));
         self.run_ns.add(now_ns.saturating_sub(since_ns));
     }
 
@@ -209,8 +211,10 @@ impl RunClock {
     /// Any thread may call this.
     pub(crate) fn durations_ns(&self) -> [u64; 2] {
         let (mut run_ns, mut run_ticks) = (self.run_ns.get(), self.run_ticks.get());
+        fence(Ordering::Acquire);
         let (now, now_ns, since_ns) = (clock::ticks(), clock::now_ns(), self.since_ns.get());
         if since_ns != 0 {
+            fence(Ordering::Acquire);
             run_ns += now_ns.saturating_sub(since_ns);
             run_ticks += now.saturating_sub(self.since_ticks.get());
         }

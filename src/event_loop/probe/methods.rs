@@ -41,7 +41,7 @@ unsafe extern "C" fn set_slow_callback_duration(
     value: *mut ffi::PyObject,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: CPython calls a setter of this type.
+    // SAFETY: CPython calls this setter with an object of the loop's type.
     unsafe {
         set_value(
             slf,

@@ -6,8 +6,8 @@
 //! ```text
 //!   bit        set by                                    while it is set                                   code
 //!   DEBUG      loop.set_debug()                          the loop checks more, and logs slow steps         step
-//!   OBSERVED   the watchdog, if the thread has coros     the watchdog knows which step runs, and since     observer
-//!              or has set a limit                        when
+//!   OBSERVED   the watchdog, if the latency warning is   the watchdog knows which step runs, and since     observer
+//!              on and the thread uses coros              when
 //!   MEASURED   measure_callbacks(),                      durations and delays of steps are counted, and    measuring
 //!              add_slow_listener()                       slow steps are reported
 //!   TIMED      set_cpu_accounting(), GRAPESHOT_DEBUG     a function gets the wall and CPU time of each     step

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
-from support import coro_is_available, in_thread, run_script, until_waiting, wait_until
+from support import coro_is_available, in_thread, run_script, until_waiting
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
     from grapeshot import coro
-
-
-@pytest.fixture(params=["pidfd", "thread"])
-def way(request, monkeypatch):
-    """How `coro.waitpid` learns that a child has ended; `thread` is the way on a kernel without pidfds."""
-    if request.param == "thread":
-
-        def refused(pid, flags=0):
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-        monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
-    yield request.param
-    # A thread that waits for a child keeps one side of a pipe open until the child has ended. Wait until these threads
-    # have ended, because the fixture `_leftovers` counts descriptors.
-    wait_until(lambda: not any(thread.name.startswith("coro-waitpid") for thread in threading.enumerate()))
 
 
 class Child:
@@ -53,7 +36,7 @@ class Child:
         self.process.wait()
 
 
-def test_the_status_of_a_child(way):
+def test_the_status_of_a_child():
     def main():
         with Child(7) as child, Child() as killed:
             assert coro.waitpid(child.pid, os.WNOHANG) == (0, 0)
@@ -69,7 +52,30 @@ def test_the_status_of_a_child(way):
     coro.run(main)
 
 
-def test_a_child_that_has_ended(way):
+@pytest.mark.parametrize("patch", ["", "coro.patch()"])
+def test_a_python_without_pidfd_open(patch):
+    """CPython lacks this function if it was built with the headers of an old kernel."""
+    code = f"""
+        import os, subprocess, sys
+        if hasattr(os, "pidfd_open"):
+            del os.pidfd_open
+        from grapeshot import coro
+        {patch}
+
+        def main():
+            command = [sys.executable, "-S", "-c", "import sys; sys.stdin.read(); sys.exit(7)"]
+            child = subprocess.Popen(command, stdin=subprocess.PIPE)
+            waiting = coro.spawn((os if {bool(patch)} else coro).waitpid, child.pid, 0)
+            coro.sleep_relative(0.01)
+            child.stdin.close()
+            print(waiting.join() == (child.pid, 7 << 8))
+
+        coro.run(main)
+    """
+    assert run_script(None, code, flags=("-W", "ignore")) == "True\n"
+
+
+def test_a_child_that_has_ended():
     def main():
         with Child(3) as child:
             child.end()
@@ -79,7 +85,7 @@ def test_a_child_that_has_ended(way):
     coro.run(main)
 
 
-def test_many_children(way):
+def test_many_children():
     def main():
         children = [Child(number) for number in range(12)]
         waiting = [coro.spawn(coro.waitpid, child.pid) for child in children]
@@ -124,7 +130,7 @@ def test_waiting_for_any_child_without_children():
     assert run_script(None, code) == "none\n"
 
 
-def test_a_child_that_somebody_else_has_waited_for(way):
+def test_a_child_that_somebody_else_has_waited_for():
     def main():
         with Child() as child:
             waiting = coro.spawn(coro.waitpid, child.pid)
@@ -140,7 +146,7 @@ def test_a_child_that_somebody_else_has_waited_for(way):
     coro.run(main)
 
 
-def test_only_one_of_several_gets_the_status(way):
+def test_only_one_of_several_gets_the_status():
     def main():
         with Child(1) as child:
             waiting = [coro.spawn(coro.waitpid, child.pid) for _ in range(3)]
@@ -154,7 +160,7 @@ def test_only_one_of_several_gets_the_status(way):
     coro.run(main)
 
 
-def test_a_wait_that_is_interrupted_leaves_the_status(way):
+def test_a_wait_that_is_interrupted_leaves_the_status():
     def main():
         with Child(5) as child:
             waiting = coro.spawn(coro.waitpid, child.pid)
@@ -199,7 +205,7 @@ def test_any_child_and_stopped_ones():
     coro.run(main)
 
 
-def test_in_a_thread_without_coros(way):
+def test_in_a_thread_without_coros():
     def main():
         with Child(4) as child:
             with pytest.raises(TimeoutError):

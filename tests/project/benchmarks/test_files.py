@@ -1,4 +1,4 @@
-"""The harness that compares libraries for files: every library does all kinds of work.
+"""The harness that compares libraries for files: every library does each kind of work.
 
 CPU time and wall time have separate rows in the tables.
 """

@@ -59,6 +59,14 @@ pub enum Reaped {
     Unknown,
 }
 
+/// Opens a descriptor that becomes readable when the child process `pid` has ended.
+///
+/// # Errors
+/// As for [`ExitWatch::new`].
+pub fn open_watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
+    watch(pid)
+}
+
 impl ExitWatch {
     /// Watches the child process `pid` of this process.
     ///

@@ -11,6 +11,7 @@ import os
 import sys
 from operator import index
 
+from grapeshot import _core
 from grapeshot.coro import _at_once
 
 from . import _handles, _originals, _waits
@@ -186,15 +187,14 @@ def _wait_for_child(kind: int, ident: int, options: int) -> None:
     states = options & (_WSTOPPED | _WCONTINUED | _WEXITED)
     if kind == os.P_PID and states == _WEXITED:
         try:
-            pidfd = os.pidfd_open(ident)
+            watch = _core._open_child_watch(ident)
         except OSError:
-            # The kernel is too old, or the child does not exist any more.
-            pass
+            pass  # usually because the child does not exist any more
         else:
             try:
-                _waits.wait_for_descriptor(pidfd, _waits.READABLE, None)
+                _waits.wait_for_descriptor(watch, _waits.READABLE, None)
             finally:
-                os.close(pidfd)
+                os.close(watch)
             return
 
     def wait() -> None:

@@ -1,7 +1,7 @@
 """Collects samples for ``python -m grapeshot top``: statistics, slow callbacks, the tree and descriptors, as JSON.
 
 A sampler makes the loop measure its callbacks, and keeps the slowest ones. It stops when its client says so, when the
-connection ends, or when the client has not asked for a sample for a while (it may be suspended).
+connection ends, or when the client has not asked for a sample for a while (the client may be suspended).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Slow:
 
     kind: str
     name: str
-    """Their name and function. If the names differ in their numbers, ``*`` replaces each number."""
+    """The name and function of the callbacks. If the names differ in their numbers, ``*`` replaces each number."""
     place: str | None
     count: int = 0
     total_s: float = 0.0
@@ -81,7 +81,7 @@ class Sampler:
         """Print a sample with the requested parts, as one line of JSON.
 
         The parts ``"waits"`` and ``"descriptors"`` have one row for all items that are alike. ``"tree"`` and ``"each
-        descriptor"`` list every item.
+        descriptor"`` list the items themselves.
         """
         print(json.dumps(self.collect(*parts)))  # noqa: T201  # to the client
 
@@ -174,8 +174,10 @@ def _tally_waits(loop: Any) -> list[dict[str, Any]]:
 
 def _tree_lines(loop: Any) -> list[str]:
     waits = _waits.Waits(loop)
-    lines = [waits.heading(), *itertools.islice(waits.lines(), _MAX_LINES)]
-    return lines if len(lines) <= _MAX_LINES else [*lines, f"only the first {_MAX_LINES} lines are shown"]
+    lines = list(itertools.islice(waits.lines(), _MAX_LINES + 1))
+    if len(lines) > _MAX_LINES:
+        lines[_MAX_LINES] = f"only the first {_MAX_LINES} lines are shown"
+    return [waits.heading(), *lines]
 
 
 def _memory_of(loop: Any) -> dict[str, Any]:
