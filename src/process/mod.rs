@@ -1,7 +1,7 @@
 //! Watches child processes, and calls a function when a child has ended.
 //!
-//! Watches are used on the loop's thread only. Python code (`_loop/subprocess.py`) starts the child, and makes its pipes
-//! and its transport.
+//! Watches are used on the loop's thread only. Python code (`_loop/subprocess.py`) starts the child, and makes its
+//! pipes and its transport.
 
 mod child;
 

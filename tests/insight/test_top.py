@@ -376,10 +376,15 @@ async def test_unread_output_is_shown(loop, serve):
 
 
 async def test_a_tree_of_many_lines_is_cut(loop, monkeypatch):
-    monkeypatch.setattr(_sampling, "_MAX_LINES", 3)
+    whole = _sampling.Sampler(loop).collect("tree")["tree"]
+    count = len(whole) - 1  # the first line is the heading
+    monkeypatch.setattr(_sampling, "_MAX_LINES", count)
     lines = _sampling.Sampler(loop).collect("tree")["tree"]
-    assert lines[-1] == "only the first 3 lines are shown"
-    assert len(lines) == 5
+    assert (len(lines), lines[0]) == (count + 1, whole[0])
+    assert not lines[-1].startswith("only the first")
+    monkeypatch.setattr(_sampling, "_MAX_LINES", count - 1)
+    lines = _sampling.Sampler(loop).collect("tree")["tree"]
+    assert (len(lines), lines[0], lines[-1]) == (count + 1, whole[0], f"only the first {count - 1} lines are shown")
 
 
 async def test_helpers(loop, path, tasks):
