@@ -191,7 +191,11 @@ fn the_grant_of_an_interrupted_coro_goes_to_the_next_one() {
         };
         race(swaps, own, granting);
         assert_eq!((first.entries(), second.entries()), (1, 1));
-        assert_eq!(source.taken.load(Ordering::Relaxed), 1, "the second coro has the unit");
+        assert_eq!(
+            source.taken.load(Ordering::Relaxed),
+            1,
+            "the second coro has the unit"
+        );
     });
 }
 
