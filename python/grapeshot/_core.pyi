@@ -109,6 +109,7 @@ __all__ = [
     "_exchange_running_loops",
     "_file_len",
     "_keep_forever",
+    "_open_child_watch",
     "_path_status",
     "_remove_path",
     "_resolver_after_fork",

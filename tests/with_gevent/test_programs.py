@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from support import HOST, free_port, wait_until
+from support import HOST, free_port, gil_is_enabled, wait_until
 
 from tests.apps.certificates import Certificates
 from tests.apps.daemons import Postgres, Redis
@@ -25,6 +25,7 @@ from tests.apps.processes import Process
 from tests.apps.requirements import framework
 
 pytestmark = [
+    pytest.mark.skipif(not gil_is_enabled(), reason="gevent declares that it needs the GIL"),
     pytest.mark.skipif(importlib.util.find_spec("gevent") is None, reason="gevent is not installed"),
     pytest.mark.slow,
 ]

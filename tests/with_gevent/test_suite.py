@@ -15,9 +15,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import gil_is_enabled
 
 SPEC = importlib.util.find_spec("gevent")
 pytestmark = [
+    pytest.mark.skipif(not gil_is_enabled(), reason="gevent declares that it needs the GIL"),
     pytest.mark.skipif(SPEC is None, reason="gevent is not installed"),
     pytest.mark.watchdog(900),
 ]

@@ -139,6 +139,9 @@ SCRIPTS = {
     """,
     "numbers of sockets": """
         import array, os, socket, tempfile, threading
+        closed = socket.socket()
+        os.close(closed.fileno())
+        print(closed.detach() >= 0)
         near, far = socket.socketpair()
         def later(function, *args):
             begun = threading.Event()

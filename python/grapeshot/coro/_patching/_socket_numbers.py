@@ -37,10 +37,14 @@ def note(sock: socket.socket, number: int) -> None:
 
 def note_detached(number: int) -> None:
     """Record the number of a descriptor that was detached from a socket without a timeout."""
-    if number >= 0:
+    if number < 0:
+        return
+    try:
         inode = _fstat(number).st_ino
-        with _changing:
-            _known[number] = inode
+    except OSError:
+        return  # other code has closed the descriptor
+    with _changing:
+        _known[number] = inode
 
 
 def _forget(number: int, known: object) -> None:
