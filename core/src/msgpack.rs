@@ -14,8 +14,9 @@
 
 use crate::probing::Probing;
 
-/// The most containers that may be nested in each other, not counting one without entries. This is a little more than CPython's default recursion limit,
-/// which is 1,000. (From CPython 3.12 on, decoders in C may nest deeper than that limit.)
+/// The most containers that may be nested in each other, not counting one without entries. This is a little more than
+/// CPython's default recursion limit, which is 1,000. (From CPython 3.12 on, decoders in C may nest deeper than that
+/// limit.)
 const MAX_DEPTH: usize = 1024;
 
 /// The limit for containers that are keys: how many of them a whole packet may have, counted together with the values
@@ -34,8 +35,8 @@ const MIN_PROBED: u32 = 1000;
 const MAX_MIXED: u32 = 1000;
 
 /// For each byte of the packet, dicts may pass this many occupied slots while they search for a free one. For a packet
-/// of one MiB this takes 0.1 s. Integers that were not chosen to collide take fewer than three such steps per key, or thirty
-/// if their low bits are equal.
+/// of one MiB this takes 0.1 s. Integers that were not chosen to collide take fewer than three such steps per key, or
+/// thirty if their low bits are equal.
 const STEPS_PER_BYTE: u64 = 16;
 
 /// Why a packet must not be decoded.

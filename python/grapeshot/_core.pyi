@@ -1219,9 +1219,9 @@ def _open_child_watch(pid: int) -> int:
     """Open a descriptor that becomes readable when a child process has ended. This does not fetch the status.
 
     Raises:
-        ProcessLookupError: there is no such process any more. (Where the system has no pidfds, the descriptor is
-            readable instead.)
-        OSError: the process cannot open a descriptor.
+        ProcessLookupError: there is no such process any more. (Where a thread watches the child because the kernel has
+            no pidfds or a sandbox refuses them, the descriptor is readable instead.)
+        OSError: the process cannot open a descriptor or start that thread, or ``pid`` is not positive.
     """
 
 def _after_fork() -> None:

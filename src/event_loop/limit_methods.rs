@@ -46,8 +46,8 @@ impl LoopObject {
         log::warning(py, "%r has paused accepting: %s", &[listener.clone(), text])
     }
 
-    /// Lets the paused listeners try again. Called when a connection has ended, when the limits have changed, and by the
-    /// retry timer.
+    /// Lets the paused listeners try again. Called when a connection has ended, when the limits have changed, and
+    /// by the retry timer.
     #[inline]
     pub(crate) fn resume_listeners(&self, py: Python<'_>) -> PyResult<()> {
         if self.paused.is_set() {

@@ -38,9 +38,9 @@ LEFT_OUT = {
 # After these functions, leftovers are not counted: the functions keep their arguments until the process ends, or start
 # a thread that looks up a name.
 KEEPING = ("_coro_set", "_set_stream_types", "_bind_", "_coro_socket_type", "_forget_parent", "getaddrinfo")
-# After these functions, open descriptors are not counted: like the methods of socket.socket with these names, they give
-# away or take over a descriptor.
-GIVING = ("_Socket.detach", "_Socket.__init__")
+# After these functions, open descriptors are not counted: they give away a descriptor, or take one over, as the methods
+# of socket.socket with these names do.
+GIVING = ("_Socket.detach", "_Socket.__init__", "_open_child_watch")
 BLOCKING_S = 0.02  # after this time a signal interrupts a call that blocks
 HANG_S = float(os.environ.get("FUZZ_HANG_S", "20"))
 MEMORY = 3 << 30

@@ -164,10 +164,15 @@ pub(crate) struct RunClock {
     /// When the current run began; 0 outside of a run.
     since_ns: Counter,
     since_ticks: Counter,
+    /// The number of changes of the fields of runs, times two; odd while they change.
+    changes: AtomicU64,
     /// The largest durations that `durations_ns` has returned. Each call computes the length of a tick again, so
     /// without these maxima a result could be smaller than an earlier one.
     reported_ns: [AtomicU64; 2],
 }
+
+/// How often `RunClock::runs` reads the fields again.
+const MAX_TRIES: usize = 1000;
 
 impl RunClock {
     const fn new() -> Self {
@@ -177,24 +182,52 @@ impl RunClock {
             polling_ticks: Counter::new(),
             since_ns: Counter::new(),
             since_ticks: Counter::new(),
+            changes: AtomicU64::new(0),
             reported_ns: [const { AtomicU64::new(0) }; 2],
         }
     }
 
     pub(crate) fn begin_run(&self) {
-        self.since_ticks.set(clock::ticks());
-        fence(Ordering::Release); // a thread that sees the new `since_ns` in `durations_ns` also sees `since_ticks`
-        self.since_ns.set(clock::now_ns());
+        self.change(|| {
+            self.since_ticks.set(clock::ticks());
+            self.since_ns.set(clock::now_ns());
+        });
     }
 
     pub(crate) fn end_run(&self) {
         let (ticks, now_ns) = (clock::ticks(), clock::now_ns());
-        let since_ns = self.since_ns.get();
-        self.since_ns.set(0);
-        // A thread that sees one of the new sums in `durations_ns` also sees the 0, so it does not count the run twice.
+        self.change(|| {
+            self.run_ticks.add(ticks.saturating_sub(self.since_ticks.get()));
+            self.run_ns.add(now_ns.saturating_sub(self.since_ns.get()));
+            self.since_ns.set(0);
+        });
+    }
+
+    /// Changes the fields of runs. A thread that reads them meanwhile reads them again (this is a sequence lock).
+    fn change(&self, body: impl FnOnce()) {
+        let changes = self.changes.load(Ordering::Relaxed);
+        self.changes.store(changes + 1, Ordering::Relaxed);
         fence(Ordering::Release);
-        self.run_ticks.add(ticks.saturating_sub(self.since_ticks.get()));
-        self.run_ns.add(now_ns.saturating_sub(since_ns));
+        body();
+        self.changes.store(changes + 2, Ordering::Release);
+    }
+
+    /// Returns the finished runs in nanoseconds and in ticks, and since when the current run lasts in the same units.
+    fn runs(&self) -> [u64; 4] {
+        let mut tries = 0;
+        loop {
+            let changes = self.changes.load(Ordering::Acquire);
+            let found = [&self.run_ns, &self.run_ticks, &self.since_ns, &self.since_ticks].map(Counter::get);
+            fence(Ordering::Acquire);
+            tries += 1;
+            // In the child of a fork, the thread that was changing the fields may not exist any more.
+            if (changes.is_multiple_of(2) && self.changes.load(Ordering::Relaxed) == changes)
+                || tries == MAX_TRIES
+            {
+                return found;
+            }
+            std::thread::yield_now();
+        }
     }
 
     #[inline(always)]
@@ -210,13 +243,11 @@ impl RunClock {
     /// The nanoseconds that the loop has run outside of polls, and the nanoseconds in polls. Neither ever decreases.
     /// Any thread may call this.
     pub(crate) fn durations_ns(&self) -> [u64; 2] {
-        let (mut run_ns, mut run_ticks) = (self.run_ns.get(), self.run_ticks.get());
-        fence(Ordering::Acquire);
-        let (now, now_ns, since_ns) = (clock::ticks(), clock::now_ns(), self.since_ns.get());
+        let [mut run_ns, mut run_ticks, since_ns, since_ticks] = self.runs();
+        let (now, now_ns) = (clock::ticks(), clock::now_ns());
         if since_ns != 0 {
-            fence(Ordering::Acquire);
             run_ns += now_ns.saturating_sub(since_ns);
-            run_ticks += now.saturating_sub(self.since_ticks.get());
+            run_ticks += now.saturating_sub(since_ticks);
         }
         let mut polling_ticks = self.polling_ticks.get() as i64;
         if polling_ticks < 0 {

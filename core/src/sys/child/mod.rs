@@ -14,7 +14,7 @@
 //! |---|---|
 //! | Linux from 5.3 on | a pidfd |
 //! | macOS, BSD | a kqueue with one `EVFILT_PROC` |
-//! | Linux before 5.3, sandboxes that refuse pidfds | a pipe; a thread waits for the child and closes the writing end |
+//! | Linux before 5.3, sandboxes that refuse pidfds | a pipe; a thread waits for the child and writes a byte |
 
 use std::fs::File;
 use std::io;

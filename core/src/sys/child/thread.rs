@@ -1,10 +1,12 @@
 //! Watches a child where the kernel has no pidfds, or a sandbox refuses them: a thread waits for the child and then
-//! closes the writing end of a pipe, which makes the reading end readable. The thread owns nothing else, and ends with
-//! the child. [`super`] has the contract.
+//! writes a byte to a pipe, which makes the reading end readable. (Closing the writing end would not be enough: a
+//! process that was forked meanwhile may have a copy of it.) The thread owns nothing else, and ends with the child.
+//! [`super`] has the contract.
 //!
 //! Source: `waitid(2)`, `pipe(7)`.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
@@ -18,7 +20,8 @@ pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
     let (reader, writer) = nonblocking_pipe()?;
     thread::spawn(format!("waitid-{pid}"), STACK_LEN, move || {
         wait_end(pid);
-        drop(writer);
+        // The pipe is empty, so this can fail only if no reader is left.
+        let _ = File::from(writer).write(&[0]);
     })?;
     Ok(reader)
 }
