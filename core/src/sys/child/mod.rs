@@ -74,7 +74,7 @@ impl ExitWatch {
     /// `EMFILE` or `ENFILE`. `ESRCH` if there is no such process any more. Where a thread waits for the child, an error
     /// if the thread cannot be started, but never `ESRCH`.
     pub fn new(pid: libc::pid_t) -> io::Result<Self> {
-        Ok(Self::of(watch(pid)?, pid))
+        Ok(Self::of(open_watch(pid)?, pid))
     }
 
     fn of(fd: OwnedFd, pid: libc::pid_t) -> Self {

@@ -111,3 +111,29 @@ fn the_descriptor_is_closed_on_exec() {
         child.wait().unwrap();
     }
 }
+
+#[test]
+fn the_thread_reports_the_end_although_a_forked_process_has_its_pipe() {
+    let mut child = shell("read line");
+    let exit = watched(thread::watch, &child);
+    // SAFETY: the forked process calls only functions that are safe after a fork.
+    let holder = unsafe { libc::fork() };
+    if holder == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::pause();
+            libc::_exit(0);
+        }
+    }
+    assert!(holder > 0);
+    child.kill().unwrap(); // `holder` has the child's input, too, so closing that would not end the child
+    let is_reported = is_readable(&exit, CAP_NS);
+    let mut status = 0;
+    // SAFETY: `holder` is a child of this process that nobody else waits for; `status` is a live int.
+    unsafe {
+        libc::kill(holder, libc::SIGKILL);
+        libc::waitpid(holder, &raw mut status, 0);
+    }
+    assert!(is_reported);
+    assert_eq!(exit.reap(), Reaped::Ended(-libc::SIGKILL));
+}
