@@ -3,7 +3,7 @@
 A test that uses the fixture `loop` (or `new_loop`) runs once per kind of loop: on asyncio's own loop, which checks the
 test itself, and on grapeshot. If grapeshot cannot be imported, its tests fail and are not skipped. The environment
 variable `TEST_LOOPS` chooses other kinds, for example `TEST_LOOPS="asyncio uvloop grapeshot"`. `.ci/matrix` also runs
-the tests on uvloop. Tests for which uvloop is known to deviate are marked.
+the tests on uvloop, except without the GIL. Tests for which uvloop is known to deviate are marked.
 """
 
 from __future__ import annotations

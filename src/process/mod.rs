@@ -25,8 +25,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// `os.pidfd_open` if it was built with the headers of an old kernel.)
 #[pyfunction(name = "_open_child_watch")]
 fn open_child_watch(pid: libc::pid_t) -> PyResult<i32> {
-    match open_watch(pid) {
-        Ok(fd) => Ok(fd.into_raw_fd()),
-        Err(error) => Err(errors::os_error(&error)),
-    }
+    let fd = open_watch(pid).map_err(|error| errors::os_error(&error))?;
+    Ok(fd.into_raw_fd())
 }

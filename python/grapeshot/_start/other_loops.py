@@ -93,15 +93,15 @@ def _report(loop: asyncio.AbstractEventLoop, frame: types.FrameType) -> None:
     kind = type(loop)
     _reported.add(kind)
     starters = _starters(frame, _package(kind.__module__))
-    places, *callers = [place for _, place in starters] or [f"the thread {threading.current_thread().name!r}"]
+    place, *callers = [place for _, place in starters] or [f"the thread {threading.current_thread().name!r}"]
     if callers:
-        places += f" (called from {', called from '.join(callers)})"
+        place += f" (called from {', called from '.join(callers)})"
     names = [name for name, _ in starters]
     # If another package has started uvicorn, the user has to change that package's setting.
     advisers = reversed(names) if names[:1] == ["uvicorn"] else names[:1]
     advice = next((_ADVICE[name] for name in advisers if name in _ADVICE), _ADVICE_TO_OTHERS)
     text = (
-        f"grapeshot: {places} runs {kind.__module__}.{kind.__qualname__}, which is not grapeshot's loop: {advice} "
+        f"grapeshot: {place} runs {kind.__module__}.{kind.__qualname__}, which is not grapeshot's loop: {advice} "
         "(GRAPESHOT_QUIET=1 silences this line)\n"
     )
     is_original = stderr is sys.__stderr__

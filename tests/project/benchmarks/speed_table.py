@@ -55,8 +55,8 @@ def summary(result: dict[str, Any]) -> str:
         "The chart shows CPU time: the server's time per request or, in rows without a server, the process's time per "
         f"call. It compares grapeshot with {peers}, on CPython {machine['python']} and Linux. Each number "
         f"is the median of {result['settings']['runs']} alternating runs, and the bands are 95 % intervals. "
-        "[docs/speed.md](docs/speed.md) explains the comparison and has all rows, also those of latency and those of "
-        f"aiofastnet's transports. {summary(result)}"
+        "[docs/speed.md](docs/speed.md) explains the comparison and has all rows, including latency and aiofastnet's "
+        f"transports. {summary(result)}"
     )
     picture = [
         "<picture>",

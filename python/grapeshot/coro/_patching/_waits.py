@@ -3,9 +3,9 @@
 In the fd table of the loop, a descriptor has only one entry per direction. Blocking code has no such limit: two threads
 may read from the same pipe, or a thread may call ``select`` for a socket from which another one receives. So a wait
 here registers its descriptors with an epoll object of its own, and waits on that. (A wait for a single descriptor does
-so only if the loop's entry is taken.) When the wait returns, the event may
-already be gone, for instance because another coro has read the data. So the caller then repeats its own system call,
-which reports the present state of the descriptors.
+so only if the loop's entry is taken.) When the wait returns, the event may already be gone, for instance because
+another coro has read the data. So the caller then repeats its own system call, which reports the present state of the
+descriptors.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@
     ...         server.wait_closed()
 
 ``python -m grapeshot.coro.wsgi module:application`` calls ``coro.patch()``, and then does the same. The server needs
-httptools, which parses the requests: ``pip install 'grapeshot[wsgi]'``. The application sees no running
-asyncio loop.
+httptools, which parses the requests: ``pip install 'grapeshot[wsgi]'``. The application sees no running asyncio loop.
 """
 
 from __future__ import annotations
