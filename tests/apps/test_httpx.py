@@ -137,7 +137,7 @@ def test_timeouts_cancellation_and_cut_replies(run: Run, site: Site) -> None:
         async with site.running() as url, site.client() as client:
             for _ in range(3):
                 with pytest.raises(httpx.ReadTimeout):
-                    await client.get(f"{url}/held", timeout=0.05)
+                    await client.get(f"{url}/held", timeout=httpx.Timeout(10, read=0.05))
                 held = asyncio.ensure_future(client.get(f"{url}/held"))
                 await asyncio.sleep(0)
                 held.cancel()

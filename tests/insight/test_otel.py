@@ -7,6 +7,7 @@ import dataclasses
 import time
 
 import pytest
+from support import gil_is_enabled
 
 import grapeshot
 
@@ -107,7 +108,8 @@ def test_spans_of_slow_callbacks(loop, reader):
     assert span.parent is None
     assert span.end_time - span.start_time >= 0.05e9
     assert before - 1_000_000 <= span.start_time < span.end_time <= after + 1_000_000
-    assert "in slow" in span.attributes["code.stacktrace"]
+    if gil_is_enabled():  # without it, stacks of other threads cannot be read
+        assert "in slow" in span.attributes["code.stacktrace"]
     assert span.attributes["grapeshot.kind"] == "callback"
     exporter.close()
     exporter.close()

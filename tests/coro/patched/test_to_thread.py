@@ -60,11 +60,15 @@ async def inner():
     return "inner"
 
 async def leaves_a_function():
-    asyncio.create_task(asyncio.to_thread(late))
-    await asyncio.sleep(0.02)
+    asyncio.create_task(asyncio.to_thread(late, 0.1))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
 
-def late():
-    time.sleep(0.1)
+begun, may_end = threading.Event(), threading.Event()
+
+def late(timeout):
+    begun.set()
+    may_end.wait(timeout)
     print("late")
 
 async def main():
@@ -79,14 +83,17 @@ async def main():
     print("asyncio.run has waited for it")
     print(len(await asyncio.to_thread(zlib.compress, b"x" * 1000)))
     # Cancelling ends the wait, not the function.
-    task = asyncio.create_task(asyncio.to_thread(late))
-    await asyncio.sleep(0.01)
+    begun.clear()
+    task = asyncio.create_task(asyncio.to_thread(late, 10))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
     task.cancel()
     try:
         await task
     except asyncio.CancelledError:
         print("cancelled")
     print(threading.active_count() > 0)
+    may_end.set()
 
 grapeshot.run(main())
 print("the end")
@@ -152,15 +159,19 @@ def test_anyio():
 import anyio
 from anyio import from_thread, to_thread, CapacityLimiter
 
-running, most = [], [0]
+running, most = [], []
+pair = threading.Barrier(2)
 
 def work(number):
     check_place()
-    running.append(number)
-    most[0] = max(most[0], len(running))
-    time.sleep(0.01)
-    running.remove(number)
     return number, var.get()
+
+def in_pairs(number):
+    running.append(number)
+    pair.wait(10)  # until two run at once
+    most.append(len(running))
+    pair.wait(10)
+    running.remove(number)
 
 async def double(number):
     await anyio.sleep(0.01)
@@ -172,14 +183,15 @@ def with_loop(number):
 def stop():
     raise StopIteration
 
-def checks(abandoned):
-    time.sleep(0.05)
+def checks(abandoned, begun, cancelled, ended):
+    begun.set()
+    cancelled.wait(10)
     try:
         from_thread.check_cancelled()
     except asyncio.CancelledError:
-        print("check_cancelled", abandoned)
+        ended.append(("check_cancelled", abandoned))
         raise
-    print("not cancelled")
+    ended.append("not cancelled")
 
 async def call(function, *args, **kwargs):
     try:
@@ -194,18 +206,25 @@ async def main():
     limiter = CapacityLimiter(2)
     async with anyio.create_task_group() as group:
         for number in range(10):
-            group.start_soon(functools.partial(to_thread.run_sync, work, number, limiter=limiter))
-    print(most, limiter.borrowed_tokens)
+            group.start_soon(functools.partial(to_thread.run_sync, in_pairs, number, limiter=limiter))
+    print(max(most), limiter.borrowed_tokens)
     await call(with_loop, 4)
     try:
         await to_thread.run_sync(stop)
     except RuntimeError as exc:
         print(exc)
     for abandoned in (False, True):
-        with anyio.move_on_after(0.01) as scope:
-            await to_thread.run_sync(checks, abandoned, abandon_on_cancel=abandoned)
-        print(scope.cancelled_caught)
-        await anyio.sleep(0.1)
+        begun, cancelled, ended = threading.Event(), threading.Event(), []
+        async with anyio.create_task_group() as group:
+            group.start_soon(functools.partial(
+                to_thread.run_sync, checks, abandoned, begun, cancelled, ended, abandon_on_cancel=abandoned))
+            while not begun.is_set():
+                await anyio.sleep(0.001)
+            group.cancel_scope.cancel()
+            cancelled.set()
+        while not ended:
+            await anyio.sleep(0.001)
+        print(ended, group.cancel_scope.cancel_called)
     async with await anyio.open_file(__file__ if "__file__" in globals() else "/etc/hostname") as file:
         print(len(await file.read()) > 0)
 
