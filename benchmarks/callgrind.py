@@ -8,8 +8,8 @@ work on a loop's objects is counted.
 
 `--bounds` counts the cases of benchmarks/instructions.toml on grapeshot, and fails if a case exceeds its bound.
 CPython's cache of type attributes is indexed by the addresses of names and the version tags of types. If two lookups
-of a case share a slot there, each costs some 200 instructions more. A checkout whose path has another length is
-enough to cause that. A count above its bound is therefore repeated with other version tags.
+of a case share a slot there, each costs some 200 instructions more. Even another length of the checkout's path can
+cause that. A count above its bound is therefore repeated with other version tags.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def merge(before: dict[str, Any], after: dict[str, Any], cases: Sequence[Case] = CASES) -> dict[str, Any]:
     """Return a comparison with the rows of both, in the order of `cases`. If both have a row, the newer one is
-    taken. Rows of other cases, which no longer exist, are dropped.
+    taken. A row is dropped if its case is no longer in `cases`.
 
     Raises SystemExit if the rows cannot be in one table.
     """

@@ -76,8 +76,8 @@ def interval(taken: Sequence[float]) -> Interval:
 def ratios(pairs: Sequence[Pair]) -> list[float]:
     """Return grapeshot's number divided by the peer's, for each pair.
 
-    A number that is itself a difference (such as the time to start a process) can be zero or negative. If the peer's
-    number is, there is no meaningful ratio. To be fair to the peer, the ratio then counts as infinite.
+    A number that is itself a difference (such as the time to start a process) can be zero or negative. If that is so
+    for the peer's number, there is no meaningful ratio. To be fair to the peer, the ratio then counts as infinite.
     """
     return [own / other if other > 0 else math.inf for own, other in pairs]
 

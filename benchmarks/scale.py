@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--loop", required=True, help="grapeshot, uvloop, asyncio or module:factory")
     parser.add_argument("--seconds", type=float, default=1.0, help="measured time (1)")
-    parser.add_argument("--warm-up", type=float, default=0.2, help="seconds of warm-up, besides 1 s (0.2)")
+    parser.add_argument("--warm-up", type=float, default=0.2, help="seconds of warm-up after the first second (0.2)")
     parser.add_argument("--count", type=int, default=1000, help="timers that are pending (1000)")
     args = parser.parse_args()
     print_outcome(lambda: KINDS[args.kind](loop_factory(args.loop), args))

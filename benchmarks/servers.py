@@ -1,8 +1,8 @@
 """The servers that are put under load: `python -m benchmarks.servers <kind> --loop <loop>`.
 
-A server prints `{"address": ...}` when it listens (`127.0.0.1:port` or `unix:/path`), or `{"unsupported": why}` if the
-loop lacks the feature. It ends when its stdin is closed. The benchmark reads this process's CPU time, memory and
-descriptors from the outside.
+When a server listens, it prints `{"address": ...}`, where the address is `127.0.0.1:port` or `unix:/path`. If the loop
+lacks the feature, the server prints `{"unsupported": why}`. It ends when its stdin is closed. The benchmark reads this
+process's CPU time, memory and descriptors from the outside.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read a digest of a comparison (`digest.py`): each row's verdict, best peer and bounds, and the count per verdict.
 
-`intervals.py` has the rule for one peer. By that rule, a row is ahead if grapeshot is ahead of every peer, and behind
-if grapeshot is behind any peer. The rule is applied to every peer, because choosing one peer first would use the same
-numbers to choose the peer and to judge it.
+`intervals.py` has the rule that compares grapeshot with one peer. A row is ahead if grapeshot is ahead of every peer by
+that rule, and behind if grapeshot is behind any peer. The rule is applied to every peer, because choosing one peer
+first would use the same numbers to choose the peer and to judge it.
 """
 
 from __future__ import annotations

@@ -228,9 +228,9 @@ def loads(settings: dict[str, Any]) -> str:
 RULE = (
     "Each number is the median of its runs, ± half of its 95 % interval. Ratios are calculated run by run, and the "
     "95 % interval of their median is in brackets. Below 1, grapeshot needs less than the peer. A row is ahead only "
-    "if the whole interval is below 1 for every peer, behind if it is above 1 for any peer, and otherwise equal. "
-    f"Fewer than {LEAST_PAIRS} runs give no verdict, because the interval would be too uncertain. The best peer is "
-    "the one that this verdict depends on."
+    "if the whole interval is below 1 for every peer, behind if it is above 1 for any peer, and otherwise equal. The "
+    "best peer is the one that decides which of these a row is. With fewer than "
+    f"{LEAST_PAIRS} runs the interval would be too uncertain, so such a row is none of them."
 )
 
 

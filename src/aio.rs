@@ -37,7 +37,10 @@ struct QueueObject {
 }
 
 /// The owner of the memory that a call uses.
-#[expect(dead_code, reason = "two of the owners are only kept, until they are dropped")]
+#[expect(
+    dead_code,
+    reason = "two of the variants are never read; they only keep the memory alive"
+)]
 enum Memory {
     Nothing,
     Path(CString),
@@ -187,7 +190,7 @@ fn has_ring<'py>(this: Aio<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
 fn stop<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [limit] = args.exactly()?;
     let limit = Duration::try_from_secs_f64(limit.extract()?).unwrap_or(Duration::MAX);
-    // This waits with the GIL, which is safe: the threads that make the calls do not need the GIL.
+    // This holds the GIL while it waits, which is safe: the threads that make the calls do not need the GIL.
     let memory = this.queue.borrow_mut().stop(limit);
     drop(memory);
     // In a child of the process that made the queue, there is nothing to wait for.

@@ -49,8 +49,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// `_bind_methods(kind)`: copies the native methods of `Loop` onto its subclass `kind`, except for methods that `kind`
-/// or a class between the two replaces. (`_tls` and `_watch_child` are not copied: they are called once per connection
-/// or child.)
+/// or a class between the two replaces. (`_tls` and `_watch_child` are not copied: they are called only once per
+/// connection or child.)
 ///
 /// CPython specializes a method call only if it finds the method on the object's exact type, so calls on a subclass
 /// would be slower without the copies.

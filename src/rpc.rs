@@ -18,7 +18,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 ///
 /// Raises `ValueError` without calling `decode` if
 ///
-/// - more than 3,000 arrays and maps are map keys, counted together with the values inside them;
+/// - the arrays and maps that are map keys, and the values inside them, are more than 3,000 in total;
 /// - more than 20,000 floats and extension values (such as dates) are map keys;
 /// - integers that are map keys collide so often that a dict would take very long;
 /// - a map has more than 1,000 integers and also more than 1,000 other values as keys; or

@@ -3,7 +3,7 @@
 A test that uses the fixture `loop` (or `new_loop`) runs once per kind of loop: on asyncio's own loop, which checks the
 test itself, and on grapeshot. If grapeshot cannot be imported, its tests fail and are not skipped. The environment
 variable `TEST_LOOPS` chooses other kinds, for example `TEST_LOOPS="asyncio uvloop grapeshot"`. `.ci/matrix` also runs
-the tests on uvloop, except without the GIL. Tests for which uvloop is known to deviate are marked.
+the tests on uvloop, except on free-threaded builds. Tests for which uvloop is known to deviate are marked.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from support import coro_is_available, expect_failure, has_uvloop, loop_factory
 # are short; other tests start programs, compile, or build the site.
 LOOP_TEST_S = float(os.environ.get("TEST_WATCHDOG_S", "30"))
 OTHER_TEST_S = 300.0
-# After the first interruption, the same phase is interrupted again at this interval, because a handler or the next
-# fixture may hang too.
+# After the first interruption, the same phase is interrupted again at this interval, because an `except` or
+# `finally` block or the next fixture may hang too.
 AGAIN_S = float(os.environ.get("TEST_AGAIN_S", "5"))
 # If the phase takes this much longer than its limit, faulthandler ends the process, because a signal does not interrupt
 # native code that hangs. pytest-xdist then starts a new process and continues.

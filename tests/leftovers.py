@@ -57,8 +57,8 @@ CHANGING = {
     "_event_loop_policy",  # asyncio makes the default one when it is asked for; see _policy()
 }
 LOGGERS = ("asyncio", "grapeshot", "concurrent.futures")
-# The prefix of the names of threads that have started a child process. Such a thread runs until this process ends,
-# because a child can ask for a signal when the thread that started the child ends (PR_SET_PDEATHSIG).
+# The prefix of the names of threads that have started a child process. Such a thread runs until this process ends. If
+# it ended earlier, the child would get the signal that it may have asked for with PR_SET_PDEATHSIG.
 STAYING = "grapeshot-preexec"
 # matplotlib keeps its files open. They do not count.
 CACHES = "/site-packages/matplotlib/"

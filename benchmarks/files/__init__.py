@@ -1,1 +1,1 @@
-"""Compare libraries with which tasks read and write files: `python -m benchmarks.files`."""
+"""Compare libraries that tasks use to read and write files: `python -m benchmarks.files`."""

@@ -1,5 +1,5 @@
-"""Ways for a task to read and write files, each on an event loop. Users of other loops have aiofiles, so it is measured
-on every loop.
+"""Ways for a task to read and write files, each on an event loop. Users of other loops use aiofiles for this, so
+aiofiles is measured on every loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ OURS, THREADS = "grapeshot", "threads"
 AIOFILES = tuple(f"aiofiles+{loop}" for loop in LOOPS)
 ALL = (OURS, THREADS, *AIOFILES, RAW)
 
-# Takes the arguments of the built-in `open`, and returns an asynchronous context manager whose file has coroutines.
+# Takes the arguments of the built-in `open`, and returns an asynchronous context manager for a file whose methods are
+# coroutines.
 Open = Callable[..., Any]
 
 

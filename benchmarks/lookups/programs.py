@@ -1,6 +1,6 @@
 """Measure one style of looking up names, in this process: `python -m benchmarks.lookups.programs KIND --style STYLE`.
 
-The queries go to the C library's DNS server, which must be the one of `server.py`. After a warm-up of one round, rounds
+The queries go to the system's DNS server, which must be that of `server.py`. After a warm-up of one round, rounds
 of 1,000 lookups are run until enough CPU time is spent. Prints a sample with three medians over the rounds: the CPU
 time per lookup (of the process with all its threads), the wall time per lookup, and the number of queries that reached
 the server in a round.

@@ -1,7 +1,7 @@
-"""The DNS server for the benchmark of lookups. This process and its children look up names there.
+"""The DNS server for the benchmark of lookups. The processes of the benchmark send their queries to it.
 
 dnsmasq listens on 127.0.0.1:53 in a new network namespace, which has only the loopback interface, so nothing leaves
-the machine. A mount namespace puts files in the place of /etc/resolv.conf and /etc/nsswitch.conf.
+the machine. In a new mount namespace, other files take the place of /etc/resolv.conf and /etc/nsswitch.conf.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@
 
 use crate::probing::Probing;
 
-/// The most containers that may be nested in each other, not counting one without entries. This is a little more than
-/// CPython's default recursion limit, which is 1,000. (From CPython 3.12 on, decoders in C may nest deeper than that
-/// limit.)
+/// The most containers that may be nested in each other. A container without entries does not count. The number is a
+/// little more than CPython's default recursion limit, which is 1,000. (From CPython 3.12 on, decoders in C may nest
+/// deeper than that limit.)
 const MAX_DEPTH: usize = 1024;
 
 /// The limit for containers that are keys: how many of them a whole packet may have, counted together with the values
@@ -34,9 +34,9 @@ const MIN_PROBED: u32 = 1000;
 /// secret, so the model of the dict cannot know which slots they take.
 const MAX_MIXED: u32 = 1000;
 
-/// For each byte of the packet, dicts may pass this many occupied slots while they search for a free one. For a packet
-/// of one MiB this takes 0.1 s. Integers that were not chosen to collide take fewer than three such steps per key, or
-/// thirty if their low bits are equal.
+/// How many steps all dicts of a packet together may take, for each byte of the packet. In each step, the search for a
+/// free slot passes an occupied one. For a packet of one MiB, the allowed steps take 0.1 s. Integers that were not
+/// chosen to collide take fewer than three steps per key, or thirty if their low bits are equal.
 const STEPS_PER_BYTE: u64 = 16;
 
 /// Why a packet must not be decoded.
@@ -217,7 +217,7 @@ pub fn find_fault(packet: &[u8]) -> Option<Fault> {
     None
 }
 
-/// Returns which kind of key the first value in some bytes is. The value must be complete.
+/// Returns the kind of the key at the start of some bytes. The key must be complete.
 fn key_of(value: &[u8]) -> Key {
     let Some((&first, rest)) = value.split_first() else {
         return Key::Other;

@@ -179,7 +179,7 @@ class Handle(asyncio.Handle):
 
 @final
 class TimerHandle(Handle, asyncio.TimerHandle):  # type: ignore[misc]  # asyncio.TimerHandle is only in __class__
-    """A callback to run once, at a given time, by which timers are ordered.
+    """A callback to run once, at a given time. Timers are ordered by their times.
 
     ``isinstance(handle, asyncio.TimerHandle)`` holds.
     """
@@ -413,7 +413,10 @@ class Loop:
         """
 
     def _wait_writable(self, sock: socket) -> Coroutine[Any, Any, None]:
-        """Wait until ``sock`` can be written, is connected, or has failed. Events before the call do not count."""
+        """Wait until ``sock`` can be written, is connected, or has failed.
+
+        An event that the last poll has returned does not end this wait.
+        """
 
     # --- names
 
@@ -434,8 +437,8 @@ class Loop:
 
         Raises:
             socket.gaierror: the name does not resolve.
-            RuntimeError: the process cannot start a thread, the loop is closed, or a replaced ``socket.getaddrinfo``
-                needs the default executor, which was shut down.
+            RuntimeError: the process cannot start a thread, the loop is closed, or a replacement of
+                ``socket.getaddrinfo`` needs the default executor, which was shut down.
         """
 
     # --- for the Python half of the loop
@@ -496,10 +499,10 @@ class Loop:
         """
 
     def _watch_child(self, pid: int, callback: Callable[[int | None], object]) -> None:
-        """Call ``callback(returncode)`` in the current context, straight from the poller, when child ``pid`` has ended.
+        """Call ``callback(returncode)`` in a copy of the current context when child ``pid`` has ended.
 
-        The loop fetches the exit status in the same step. The return code is None if the status was fetched elsewhere
-        first. SIGCHLD is not used.
+        The loop fetches the exit status and calls ``callback`` at once, without ``call_soon``. The return code is None
+        if the status was fetched elsewhere first. SIGCHLD is not used.
 
         Raises:
             ProcessLookupError: the child has ended, and its status was already fetched elsewhere.
@@ -589,9 +592,9 @@ class Loop:
         The caller sets the new TLS transport as the protocol of the transport below.
 
         ``waiter`` gets its result or exception when the handshake ends. No caller waits for the handshake of an
-        ``accepted`` connection, so a failed handshake is reported in debug mode. Time limits are in seconds. The
-        callbacks run in a copy of the context of ``below`` if that is a native transport, and otherwise in a copy of
-        the current context.
+        ``accepted`` connection, so debug mode reports each failure of its handshake. Time limits are in
+        seconds. The callbacks run in a copy of the context of ``below`` if that is a native transport, and otherwise in
+        a copy of the current context.
 
         Raises:
             ValueError, ssl.SSLError: what ``sslcontext.wrap_bio()`` raises.
@@ -773,7 +776,7 @@ class WritePipeTransport(asyncio.WriteTransport):
 
 @final
 class SSLTransport(asyncio.Transport, asyncio.Protocol):
-    """TLS above any stream transport, of which it is the protocol. Only the loop makes such transports.
+    """TLS above any stream transport. It is the protocol of that transport. Only the loop makes TLS transports.
 
     ``connection_made`` is called when the handshake is complete. Data written inside a callback is encrypted together
     when the callback returns.
@@ -1027,7 +1030,7 @@ class _AioQueue:
     def has_ring(self) -> bool:
         """Whether io_uring makes the calls."""
     def stop(self, limit: float, /) -> list[int]:
-        """Cancel all calls but closes, and wait at most ``limit`` seconds for all. Return the tickets of those left."""
+        """Cancel all calls except closes; wait at most ``limit`` seconds for all. Return the tickets of those left."""
 
 @disjoint_base
 class _StreamReader:
@@ -1166,7 +1169,7 @@ class _HubIo:
     def _fire(self, events: int = 0) -> None:
         """Call the callback now."""
 
-# As the first argument of a callback, this stands for the events that happened.
+# A placeholder. Where it is the first argument of a callback, the callback gets the events that happened instead.
 _HUB_EVENTS: object
 
 def _exchange_running_loops(event: str, greenlets: tuple[Any, Any]) -> None:
@@ -1540,7 +1543,7 @@ class shared_queue(Generic[_T]):  # noqa: N801
         Raises:
             queue.Full: there was no place in time.
             ShutDown: the queue was shut down.
-            RuntimeError: the call would have to wait, in a task or callback, or in a coro that cannot wait here.
+            RuntimeError: the call has to wait, but the caller is a task or callback, or a coro that cannot wait here.
             ValueError: the timeout is negative.
         """
     def put_nowait(self, item: _T) -> None:
@@ -1551,7 +1554,7 @@ class shared_queue(Generic[_T]):  # noqa: N801
         Raises:
             queue.Empty: there was no item in time.
             ShutDown: the queue was shut down, and has no items left.
-            RuntimeError: the call would have to wait, in a task or callback, or in a coro that cannot wait here.
+            RuntimeError: the call has to wait, but the caller is a task or callback, or a coro that cannot wait here.
             ValueError: the timeout is negative.
         """
     def get_nowait(self) -> _T:
@@ -1560,7 +1563,7 @@ class shared_queue(Generic[_T]):  # noqa: N801
         """Wait until ``task_done`` was called for each item that was put.
 
         Raises:
-            RuntimeError: the call would have to wait, in a task or callback, or in a coro that cannot wait here.
+            RuntimeError: the call has to wait, but the caller is a task or callback, or a coro that cannot wait here.
         """
     def task_done(self) -> None:
         """Say that the work on one item is done. Raises ValueError if the work on all items is already done."""
@@ -1601,7 +1604,7 @@ class shared_channel(Generic[_T]):  # noqa: N801
         Raises:
             TimeoutError: there was no place in time.
             ClosedError: the channel is closed.
-            RuntimeError: the call would have to wait, in a task or callback, or in a coro that cannot wait here.
+            RuntimeError: the call has to wait, but the caller is a task or callback, or a coro that cannot wait here.
             ValueError: the timeout is negative.
         """
     def send_nowait(self, item: _T) -> None:
@@ -1612,7 +1615,7 @@ class shared_channel(Generic[_T]):  # noqa: N801
         Raises:
             TimeoutError: there was no item in time.
             ClosedError: the channel is closed, and has no items left.
-            RuntimeError: the call would have to wait, in a task or callback, or in a coro that cannot wait here.
+            RuntimeError: the call has to wait, but the caller is a task or callback, or a coro that cannot wait here.
             ValueError: the timeout is negative.
         """
     def receive_nowait(self) -> _T:

@@ -63,7 +63,7 @@ _LOOK_FOR_CLOSED_S = 5.0
 
 
 class _ABSENT:
-    """Stands for a missing item. This is a class: threads would contend for the reference count of an instance."""
+    """Stands for a missing item. The class itself is used: threads would contend for an instance's reference count."""
 
 
 def _set_done(future: asyncio.Future[Any]) -> None:

@@ -113,8 +113,8 @@ impl<'a, 'py> Args<'a, 'py> {
 
     /// Whether the call gives all required parameters by position, and the signature allows the call's other arguments.
     /// If all parameters are required (`is_fixed`), no other arguments are allowed. Otherwise, more positional
-    /// arguments are allowed, and keyword arguments if the signature accepts them. The function checks these arguments
-    /// itself (for example with `bind`).
+    /// arguments are allowed, and keyword arguments if the signature accepts them. The called function itself checks
+    /// these other arguments (for example with `bind`).
     #[inline(always)]
     fn fits_signature(&self) -> bool {
         if self.signature.is_fixed() {

@@ -35,7 +35,7 @@ use super::object_result::ObjectResult;
 ///   function. This is for functions that wait.
 ///
 /// The declaration gives the row its name and its signature, so a row does not compile unless the stub has the
-/// declaration. `as` is for a function that has another name in the stub than in `help()`. A string literal is the
+/// declaration. `as` is for a function whose name in the stub is not its name in `help()`. A string literal is the
 /// signature itself, for a method whose type the module does not export, because the stub cannot declare such a method.
 /// If several types share a row, the row names the declaration of one of these types. Stubtest compares the signature
 /// of the method with the stub for every one of the types.

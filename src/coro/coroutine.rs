@@ -112,7 +112,7 @@ pub(super) struct CoroObject {
     pub(super) is_undisturbed: Cell<bool>,
     /// The coro became ready because of an event on the descriptor that it waits for.
     pub(super) has_event: Cell<bool>,
-    /// The coro has started but not run yet, and a stack of its own is reserved for it.
+    /// The coro was started but has not run yet, and a stack of its own is reserved for it.
     pub(super) is_promised: Cell<bool>,
     /// The coro ended with an exception that has not been retrieved yet.
     pub(super) is_unseen: Cell<bool>,

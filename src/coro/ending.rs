@@ -3,10 +3,11 @@
 //! `grapeshot/coro/_ending.py`.)
 //!
 //! Each coro is resumed with `Shutdown` so that its `finally` blocks run. Like the loop, this module resumes the coro
-//! from the thread's own stack. In the `finally` blocks the coro may yield, but a wait is interrupted again. A coro
-//! that does not end is abandoned: its stack, its frames and the objects that they refer to are never freed. A coro
-//! that stands for a daemon thread is abandoned after a few rounds, since plain Python would not wait for a daemon
-//! thread at all. After a coro has forked, all other coros are abandoned in the child process.
+//! from the thread's own stack. In the `finally` blocks the coro may yield, but a wait is interrupted again. Coros that
+//! have not ended are resumed again in further rounds. A coro that does not end is abandoned: its stack, its frames and
+//! the objects that they refer to are never freed. A coro that stands for a daemon thread is abandoned after a few
+//! rounds, since plain Python would not wait for a daemon thread at all. After a coro has forked, all other coros are
+//! abandoned in the child process.
 
 use pyo3::prelude::*;
 

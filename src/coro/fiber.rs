@@ -151,7 +151,7 @@ impl Fiber {
     /// thread's own stack while the coro runs. Null if there is none.
     ///
     /// # Safety
-    /// That stack is evicted or in place.
+    /// That stack is either evicted or in place, and is not being copied.
     unsafe fn innermost_frame(&self) -> *mut u8 {
         if self.saved.is_some() {
             self.innermost

@@ -1,5 +1,5 @@
 //! Exceptions that are pending for a coro. They are raised one at a time: the first one ends the coro's current wait,
-//! or its next wait if the coro is not waiting. Each further one ends the wait after that.
+//! or its next wait if the coro is not waiting. Each further one ends one more wait.
 //!
 //! ```text
 //!   wake_exception:   empty   |   one exception   |   a list of several, the oldest first

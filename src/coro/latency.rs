@@ -11,6 +11,8 @@
 //!   watchdog               sleeps until begin + limit, `report`: "has run for 0.200 seconds, and is at ..."
 //! ```
 //!
+//! Free-threaded builds have no watchdog: there, a run is reported when it ends.
+//!
 //! Runs are timed with a cheap clock that ticks every few milliseconds. Still, every reported run has taken longer than
 //! the limit. The `Pulse` of each thread holds the time at which the current run began. The thread writes it, with at
 //! most four stores per run, and the watchdog reads it. To find out which object runs and where it is, the watchdog

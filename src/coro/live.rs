@@ -1,5 +1,5 @@
-//! The tables of live coros, one for each thread. `asyncio.all_tasks()` reads the tables of all threads, so that a coro
-//! need not be added to a set of the whole process at its start and removed at its end.
+//! The tables of live coros, one for each thread. `asyncio.all_tasks()` reads the tables of all threads. So no
+//! process-wide set has to be updated when a coro starts and when it ends.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -128,7 +128,7 @@ impl Table {
     }
 }
 
-/// A list of the coros of all threads, except those that are not listed as tasks.
+/// A list of the live coros of all threads, without daemons and unregistered coros (`is_listed`).
 pub(super) fn tasks_of_all_threads(py: Python<'_>) -> ObjectResult<'_> {
     let tables: Vec<_> = lock(&TABLES).iter().filter_map(Weak::upgrade).collect();
     let mut coros = Vec::new();

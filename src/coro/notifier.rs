@@ -1,6 +1,7 @@
 //! The exception notifier (`coro.set_exception_notifier`): one function for the process, called with each exception
-//! that ends a coro, except for cancellations and exceptions that leave the loop. It is called in the coro, while the
-//! coro's stack and context still exist. So it is not called for a coro that gets no stack and ends with `MemoryError`.
+//! that ends a coro, except for cancellations and exceptions that leave the loop (`KeyboardInterrupt` and
+//! `SystemExit`). It is called in the coro, while the coro's stack and context still exist. So it is not called for a
+//! coro that gets no stack and ends with `MemoryError`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{mem, ptr};
@@ -28,9 +29,9 @@ pub(super) fn exchange<'py>(py: Python<'py>, new: Option<Bound<'py, PyAny>>) -> 
 }
 
 /// Calls the notifier with `error`, the exception that ends the running coro `coro`. The notifier is not called for a
-/// `CancelledError` or an exception that leaves the loop. Returns the error that the coro ends with. That is `error`,
-/// except if the notifier, or the handler that its errors are reported to, has raised an exception that leaves the
-/// loop.
+/// `CancelledError` or an exception that leaves the loop. Returns the error that the coro ends with: usually `error`.
+/// If the notifier, or the handler that gets the notifier's errors, has raised an exception that leaves the loop, the
+/// coro ends with that exception instead.
 #[cold]
 pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
     let py = coro.py();

@@ -11,11 +11,11 @@
 //!
 //! Each frame that was reported as called must also be reported as returned, because the profile function may keep a
 //! pointer to the frame. So a call is not reported if CPython will not report the frame's return; a return without a
-//! call does no harm. The rule concerns the frames that a suspended coro was in when the profile function was set: from
-//! 3.12 on, CPython reports their returns only after their code has been entered again.
+//! call does no harm. The rule matters for the frames that a suspended coro was in when the profile function was set:
+//! from 3.12 on, CPython reports their returns only after their code has been entered again.
 //!
-//! The scheduler calls these functions on the thread's own stack. While no native profile function is set, each run of
-//! a coro only costs two tests.
+//! The scheduler calls these functions on the thread's own stack. While no native profile function is set, the only
+//! cost is two tests in each run of a coro.
 
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -32,7 +32,7 @@ pub(super) struct Pulse {
     /// When a check last found that a run was holding up nothing. A time before the start of the current run belongs to
     /// an earlier run.
     harmless_ns: AtomicU64,
-    /// The loop that runs in the thread; null if there is none. The thread keeps it alive while it runs.
+    /// The loop that runs in the thread; null if there is none. The thread keeps the loop alive while the loop runs.
     pub(super) event_loop: AtomicPtr<ffi::PyObject>,
     /// A run that takes this long is late; 0 for never.
     pub(super) late_ns: AtomicU64,
@@ -159,7 +159,7 @@ impl Pulse {
     }
 
     /// Two values for a run that began at `since_ns`: the time from which the run may have held something up, and how
-    /// long after this time the run is late. If a check has found that no other work waits, the first value is the time
+    /// long after this time it becomes late. If a check has found that no other work waits, the first value is the time
     /// of the check, and the second is at least `RECHECK_NS`, so that the run is not checked again at each tick.
     pub(super) fn holding_up_since(&self, since_ns: u64, late_ns: u64) -> (u64, u64) {
         match self.harmless_ns.load(Ordering::Relaxed) {

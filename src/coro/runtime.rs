@@ -1,7 +1,7 @@
 //! The coro state of a thread: the stacks, which stack occupies which slot, and the live coros.
 //!
-//! A coro's stack must lie in the coro's slot while the coro runs. If the coros of a slot take turns, the stack that
-//! lies there is evicted: copied out of the slot until its coro runs again.
+//! A coro's stack must lie in the coro's slot while the coro runs. If another coro of the same slot is to run, the
+//! stack that lies there is evicted: copied out of the slot until its coro runs again.
 //!
 //! Each thread has its own `Runtime`. Only code on the thread's own stack puts stacks into slots and evicts them. No
 //! borrow is held across a call into Python or a stack switch.
@@ -258,8 +258,8 @@ impl Runtime {
         drop(self.timer_context.take(py));
     }
 
-    /// Whether the thread is ending. A thread that C code has made has a new thread state in each of its calls into
-    /// Python (`PyGILState_Ensure`), so it can have coros again after its thread state was deleted.
+    /// Whether the thread is ending. A thread that C code has created gets a new thread state for each of its calls
+    /// into Python (`PyGILState_Ensure`), so it can have coros again after its old thread state was deleted.
     pub(super) fn is_ending(&self, py: Python<'_>) -> bool {
         let ending = self.ending.get();
         if ending != 0 && ending != thread_state_id(py) {
@@ -451,7 +451,7 @@ impl Runtime {
             unsafe { fiber.state.instrument(coro.py())? };
             return Ok(pointer);
         }
-        // The prefetched data arrives while the other stack is copied out of the slot.
+        // The prefetched data arrives while the stack that occupies the slot is copied out.
         fiber.prefetch_stack();
         self.evict(shared).ok_or_else(no_memory)?;
         if let Some(saved) = fiber.saved.take() {
@@ -514,7 +514,7 @@ impl Runtime {
     }
 
     /// Evicts the stack that occupies the slot, and takes a block of memory for a new fiber. None if there is not
-    /// enough memory for one of the two.
+    /// enough memory for the copy of that stack or for the block.
     fn clear_for_new(&self, shared: &SharedSlot) -> Option<*mut u8> {
         self.evict(shared)?;
         if self.fails_on_purpose() {

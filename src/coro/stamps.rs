@@ -1,5 +1,5 @@
 //! The times at which a coro of this thread was last entered and left, for the profiler. The time between `left` and
-//! the next `entered` is the loop's.
+//! the next `entered` is spent in the loop.
 //!
 //! ```text
 //!   coro A ... | left    switch, loop, poll, switch    entered | ... coro B

@@ -212,8 +212,8 @@ impl WaitNode {
 impl Drop for WaitQueue {
     fn drop(&mut self) {
         // Normally the queue is empty here, since a frame of each waiting coro references the object that contains the
-        // queue. But an interpreter that exits may destroy the frames first. Then this keeps the coros from pointing to
-        // freed memory.
+        // queue. But an interpreter that exits may destroy the frames first. In that case, `clear` keeps the coros from
+        // pointing to freed memory.
         self.clear();
     }
 }

@@ -204,9 +204,9 @@ impl State {
             let pulse = &watched.pulse;
             is_busy |= std::mem::replace(&mut watched.seen, pulse.last_change()) != watched.seen;
             let (since_ns, late_ns) = (pulse.running_since(), pulse.late_ns());
-            // The next check is due after `late_ns`, because a run that begins now cannot be late earlier, and a run
-            // that was already reported need not be checked earlier. Only a run that was not reported may need an
-            // earlier check.
+            // Normally the next check is due after `late_ns`: a run that begins now cannot be late before that, and a
+            // run that was already reported need not be checked before that. Only a run that was not reported may need
+            // an earlier check.
             let mut left_ns = late_ns;
             if let Some(since_ns) = since_ns {
                 let (from_ns, limit_ns) = pulse.holding_up_since(since_ns, late_ns);

@@ -268,7 +268,7 @@ fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -
     call.extend_from_slice(args.values());
     call[2] = when.as_ptr();
     // SAFETY: the values are the arguments of the running call, behind `self`, with the deadline instead of the delay.
-    // call[0] is the free place that the offset flag allows.
+    // call[0] is the free place that the offset flag requires.
     unsafe {
         let made = ffi::PyObject_VectorcallMethod(
             names(py).call_at.as_ptr(),

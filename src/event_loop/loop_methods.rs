@@ -170,14 +170,14 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             threadsafe_method,
             check_running,
             Loop._check_running,
-            "Raise RuntimeError if this loop is running, or another one in this thread."
+            "Raise RuntimeError if this loop is running, or if another loop is running in this thread."
         ),
         row!(threadsafe_method, run, Loop._run, "Run iterations until stop()."),
         row!(
             threadsafe_method,
             forget_parent,
             Loop._forget_parent,
-            "In a forked child, forget everything that the parent has scheduled and watches."
+            "In a forked child, forget everything that the parent has scheduled or watches."
         ),
         row!(
             threadsafe_method,

@@ -73,7 +73,7 @@ fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectRe
     }
     let call = [std::ptr::null_mut(), this.as_ptr()];
     // SAFETY: Future(loop=self): one keyword value, its name in the kept tuple. call[0] is the free place that the
-    // offset flag allows.
+    // offset flag requires.
     unsafe {
         Bound::from_owned_ptr_or_err(
             py,
@@ -281,7 +281,7 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectR
     call[2] = this.as_ptr();
     call[3..2 + values.len()].copy_from_slice(&values[1..]);
     // SAFETY: Task(coro, loop=self, **kwargs): one positional value, then the keyword values in the order of their
-    // names. call[0] is the free place that the offset flag allows.
+    // names. call[0] is the free place that the offset flag requires.
     unsafe {
         Bound::from_owned_ptr_or_err(
             py,

@@ -508,7 +508,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             exception,
             "exception()",
-            "Return the exception given to set_exception(), or None after an event. Otherwise raise, as result() does."
+            "Return the exception given to set_exception(), None if the wait is done, or raise as result() does."
         ),
         row!(method, set_result, "set_result(result, /)", "End the wait."),
         row!(

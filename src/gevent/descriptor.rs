@@ -208,7 +208,7 @@ fn with_descriptors<R>(this: Descriptor<'_>, body: impl FnOnce(&Descriptors) -> 
 
 // ---- watchers come and go -------------------------------------------------------------------------------------------
 
-/// Puts a watcher back on the descriptor on which it was before. Returns false if the descriptor is not registered any
+/// Puts a watcher back on the descriptor that it was on before. Returns false if the descriptor is not registered any
 /// more; its number may belong to another file by now.
 #[inline]
 pub(super) fn rejoin(this: Descriptor<'_>, watcher: Io<'_>) -> bool {
@@ -507,7 +507,8 @@ fn report(this: Descriptor<'_>, error: PyErr) -> PyResult<()> {
     reported.unwrap_or(Ok(()))
 }
 
-/// Fires the watchers of a file that is always ready, in each iteration until none is left.
+/// Fires the watchers of a file that is always ready, and queues itself for the next iteration. If no watcher is active
+/// any more, deregisters the descriptor instead.
 unsafe fn fire_always(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `fire_soon` with a descriptor, to which the queue holds a reference.
     let this: Descriptor<'_> = unsafe { This::new(py, object) };

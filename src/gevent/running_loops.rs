@@ -44,7 +44,8 @@ use crate::event_loop::pyloop::LoopObject;
 static SWAP_CURRENT_TASK: PyOnceLock<Option<Kept>> = PyOnceLock::new();
 
 thread_local! {
-    /// The target of the last switch, only for comparisons. A second tracer may report the same switch again.
+    /// The target of the last switch, only for comparisons. If a second tracer is set, the same switch may be reported
+    /// twice.
     static LAST_TARGET: Cell<*mut ffi::PyObject> = const { Cell::new(ptr::null_mut()) };
     /// How many suspended greenlets keep a loop. If one of them is destroyed before it runs again, the number stays too
     /// high, and all later switches are traced.

@@ -21,8 +21,9 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     extend_type(&module.getattr("Loop")?, child::loop_methods())
 }
 
-/// `_open_child_watch(pid)`: for coros, which wait for the descriptor and fetch the status themselves. (CPython lacks
-/// `os.pidfd_open` if it was built with the headers of an old kernel.)
+/// `_open_child_watch(pid)`: opens a descriptor that becomes readable when the child has ended. Coros wait for this
+/// descriptor and fetch the status themselves. (They do not call `os.pidfd_open`, which CPython lacks if it was built
+/// with the headers of an old kernel.)
 #[pyfunction(name = "_open_child_watch")]
 fn open_child_watch(pid: libc::pid_t) -> PyResult<i32> {
     let fd = open_watch(pid).map_err(|error| errors::os_error(&error))?;

@@ -404,7 +404,7 @@ fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResul
 }
 
 /// Calls `send()` once per attempt: with the data object itself if nothing was sent before, else with a view of the
-/// data that is left. (Earlier attempts may have been system calls.)
+/// data that is left. (Earlier attempts may have sent data with system calls, without this function.)
 fn send_by_method<'py>(
     this: Operation<'py>,
     socket: &Bound<'py, PyAny>,

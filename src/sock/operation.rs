@@ -77,9 +77,9 @@ impl Steps for SocketSteps {
     }
 }
 
-/// Makes the waiter that the coroutine yields. It is pending until the descriptor has an event. But if the coroutine
-/// yields only for fairness, the waiter is finished already: the task continues in the next iteration, after other code
-/// has run.
+/// Makes the waiter that the coroutine yields. The waiter is pending until the descriptor has an event. But if the
+/// coroutine yields only for fairness, the waiter is finished already: the task continues in the next iteration, after
+/// other code has run.
 fn new_wait(this: Operation<'_>, reason: WaitReason) -> ObjectResult<'_> {
     let py = this.py();
     let (Some(event_loop), Some(socket)) = (this.event_loop.get(py), this.subject.get(py)) else {

@@ -1,5 +1,6 @@
 //! Decides for which socket objects native code may make system calls on the descriptor: for exact `socket.socket`
-//! objects, as long as no program has patched the class. Native code calls the methods of all others, as asyncio does.
+//! objects, as long as no program has patched the class. For any other socket, native code calls the socket's methods,
+//! as asyncio does.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

@@ -108,7 +108,7 @@ unsafe extern "C" fn set_flag<T: NativeType>(
 /// Runs the body of a setter. Raises `AttributeError` if the attribute is to be deleted.
 ///
 /// # Safety
-/// CPython must have called a setter of a type with the layout `T` with these arguments.
+/// `slf` and `value` must be the arguments with which CPython called a setter of a type whose layout is `T`.
 pub(super) unsafe fn with_value<T: NativeType>(
     slf: *mut ffi::PyObject,
     value: *mut ffi::PyObject,

@@ -200,8 +200,8 @@ impl Buffers {
     }
 }
 
-// OpenSSL calls `read`, `write`, `ctrl` and `destroy` only for BIOs that `Direct::new` has made, which needs the loaded
-// `OpenSsl`, the table of OpenSSL's own functions.
+// OpenSSL calls `read`, `write`, `ctrl` and `destroy` only for BIOs that `Direct::new` has made. `Direct::new` needs
+// the loaded `OpenSsl`, the table of OpenSSL's own functions. So in these four, `OpenSsl::loaded()` never returns None.
 
 /// Locks the buffers. Code that holds the lock never calls Python and never panics.
 pub(super) fn locked(buffers: &Mutex<Buffers>) -> MutexGuard<'_, Buffers> {

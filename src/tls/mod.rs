@@ -73,7 +73,7 @@ bitflags::bitflags! {
         const CORKED = 1 << 5;
         /// Plaintext is being encrypted. A write in the meantime goes to the end of the backlog.
         const ENCRYPTING = 1 << 6;
-        /// An accepted connection: no caller waits for the handshake, so debug mode reports its failure.
+        /// An accepted connection: no caller waits for the handshake, so debug mode reports each failure.
         const ACCEPTED = 1 << 7;
         /// `set_read_buffer_limits()` was called.
         const READ_LIMITED = 1 << 8;

@@ -67,8 +67,8 @@ impl Flushable for TlsObject {
 }
 
 /// Encrypts and sends all plaintext that was held or corked. If there is no such plaintext, nothing is sent, not even
-/// handshake messages that OpenSSL has written. If sending these messages failed, the application would learn of the
-/// error before it got the data that came together with the end of the handshake.
+/// handshake messages that OpenSSL has written: if they were sent here and that failed, the application would learn of
+/// the error before it got the data that came together with the end of the handshake.
 pub(super) fn send_collected(this: Tls<'_>) -> PyResult<()> {
     if this.state.get() == State::Open && !this.backlog.is_empty() {
         return flush(this);

@@ -395,8 +395,9 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
 }
 
 /// Calls `function`, which ends the transport. `name` is the name of the method that the caller implements. Without a
-/// GIL, any thread may call `close()`, because an `asyncio.StreamWriter` closes its transport when it is freed. So if
-/// the loop runs in another thread, the method is scheduled there; in debug mode, RuntimeError is raised instead.
+/// GIL, any thread may call `close()`: an `asyncio.StreamWriter` closes its transport when it is freed, which can
+/// happen in any thread. So if the loop runs in another thread, the method is scheduled there; in debug mode,
+/// RuntimeError is raised instead.
 pub(crate) fn end<'py, B: Body>(
     this: This<'py, TransportObject<B>>,
     name: &str,

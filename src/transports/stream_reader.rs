@@ -107,8 +107,9 @@ pub(super) fn register(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// True for a Python function whose code uses exactly these names, in this order. This excludes a later version that
-/// does something else, and a replacement that was installed before this module was loaded.
+/// True for a Python function whose code uses exactly these names, in this order. This excludes the
+/// function of a later Python version that does something else, and a replacement that was installed before this module
+/// was loaded.
 fn uses(function: &Bound<'_, PyAny>, expected: &[&str]) -> bool {
     function
         .getattr("__code__")

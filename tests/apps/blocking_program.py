@@ -116,5 +116,5 @@ def main() -> None:
 
 
 if sys.argv[1] == "coros":
-    coro.set_latency_warning(0)  # making a client may take long, and the machine may be busy
+    coro.set_latency_warning(0)  # no warnings: making a client may take long, and the machine may be busy
 main()

@@ -333,7 +333,7 @@ class RabbitMQ(Daemon):
         self.own_log = self.folder / "rabbitmq.log"
 
     def __exit__(self, *_error: object) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)  # the server is a child of a script
+        os.killpg(self.process.pid, signal.SIGKILL)  # `process` is a script, and the server is its child
         super().__exit__(*_error)
         subprocess.run(["epmd", "-port", str(self.mapper_port), "-kill"], stdout=subprocess.DEVNULL, check=False)
 

@@ -26,7 +26,7 @@ def of_page(page: Path) -> list[Block]:
 
 
 def need(what: str) -> None:
-    """Skip the test if coros, a program or a package is missing. requirements.py says when it fails instead."""
+    """Skip the test if coros, a program or a package is missing. requirements.py says when the test fails instead."""
     if what == "coro":
         if not coro_is_available():
             pytest.skip("no coros on this interpreter")
@@ -82,7 +82,7 @@ class Command:
                     path.write_text(text, encoding="utf-8")
 
     def start(self, *arguments: str) -> Process:
-        """Start the command, or Python with other arguments in the same folder."""
+        """Start the command. If there are `arguments`, start Python with them instead, in the same folder."""
         self._save()
         if arguments:
             return Process(*arguments, env=self.env, cwd=self.folder, python=self.python)

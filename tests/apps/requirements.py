@@ -1,7 +1,7 @@
 """Programs and packages that the application tests need. A missing one skips the test, or fails it.
 
-A skipped test gives the reason, and the summary of the run repeats it (see conftest.py). With one of these environment
-variables, a test fails instead of being skipped if the following is missing:
+A skipped test gives the reason, and the summary of the run repeats it (see conftest.py). These environment variables
+make tests fail instead of being skipped. Each entry says which missing program or package fails a test:
 
 - `REQUIRE_SERVERS=1`: a program that is not named below, or a package of requirements/dev.txt. .ci/run and .ci/matrix
   set this variable if they find or can install the servers.

@@ -367,7 +367,7 @@ def test_a_command_is_given_up(run: Run, keys: Keys) -> None:
 
 
 def test_real_programs_behind_the_server(run: Run, keys: Keys) -> None:
-    """Like a shell server, the server starts a subprocess and connects the subprocess's streams with the channel."""
+    """As sshd does, the server starts a subprocess and connects the subprocess's streams with the channel."""
 
     async def shell(process: asyncssh.SSHServerProcess[bytes]) -> None:
         assert process.command is not None

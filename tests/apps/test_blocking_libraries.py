@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on thi
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = blocking_libraries.COUNT
 PLACES = ("threads", "coros")
-# For free-threaded builds there are no wheels of psycopg2 and of the implementation of psycopg in C.
+# For free-threaded builds there are no wheels of psycopg2, and none of psycopg's implementation in C.
 HAS_WHEELS = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 Job = dict[str, Any]
@@ -50,8 +50,8 @@ def overlap(library: str, way: str = "", **arguments: Any) -> Job:
 
 
 def check_overlap(place: str, jobs: list[Job]) -> None:
-    """Check that calls overlap. How many calls overlap depends on the machine's speed; if each call blocked the loop,
-    no calls would overlap.
+    """Check that some calls overlap. How many overlap depends on the machine's speed, but if each call blocked the
+    loop, none would.
     """
     for name, seen in run(place, jobs).items():
         assert not seen["wrong"], f"{name}: {len(seen['wrong'])} of {COUNT} are wrong\n{seen['wrong'][0]}"

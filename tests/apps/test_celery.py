@@ -363,7 +363,10 @@ def test_timers() -> None:
 
 
 def test_prefetch_limit(application: Application) -> None:
-    """A worker that may have only one unacknowledged message gets the next one as soon as a task has begun."""
+    """A worker that may have only one unacknowledged message gets the next one as soon as a task has begun.
+
+    Without `task_acks_late`, a message is acknowledged when its task begins.
+    """
     with application.worker("-c", "1", "--prefetch-multiplier", "1"):
         lines = application.client("print({outcome(result) for result in [echo.delay(n) for n in range(100)]})")
     assert lines == [str(set(range(100)))]
@@ -416,7 +419,7 @@ def test_shutdown(application: Application) -> None:
         worker.process.send_signal(signal.SIGINT)
         assert worker.finish() == 1
     assert (store.get("first"), store.get("second")) == ("Interrupted", None)
-    with application.worker("-c", "3", SOFT="2") as worker:  # it begins "second"
+    with application.worker("-c", "3", SOFT="2") as worker:  # it also begins "second", which stayed queued
         application.client("""
 nap.delay("nap"), wait.delay("third")
 noted("nap", "begun", "ended"), noted("third", "begun")
@@ -433,7 +436,8 @@ def lose_nothing(application: Application, **env: str) -> None:
     with application.worker("-c", "50") as worker:
         # Each task that begins waits at the gate, so the worker takes no more than a hundred tasks: 50 run, and 50 are
         # reserved. A worker that answers `inspected` is not looking for old messages in Redis. If it were killed while
-        # it looks for them, it would leave a lock behind, and no worker could look for them in the next five minutes.
+        # it was looking for them, it would leave a lock behind, and no worker could look for them in the next five
+        # minutes.
         application.client("""
 with app.producer_pool.acquire(block=True) as producer:
     for number in range(1000):

@@ -1,4 +1,4 @@
-"""The servers and programs of the documentation pages, such as all servers of docs/frameworks.md, in real processes.
+"""The servers and programs of the documentation pages, including all servers of docs/frameworks.md, in real processes.
 
 (tests/apps/test_scaling.py runs the programs of docs/scaling.md.) All commands run in a virtual environment that sees
 the packages of the current one, and in which `python -m grapeshot enable` was run. Port 8000 in a block is replaced by

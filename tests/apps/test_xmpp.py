@@ -1,7 +1,7 @@
 """xmpppy, a blocking XMPP client, in coros: many clients wait for their answers at the same time.
 
 The server is part of this file. It does not offer TLS, asks for the user's password by SASL (RFC 6120, section 6), and
-returns each client's message once all clients have sent theirs.
+returns each client's message after all clients have sent theirs.
 """
 
 from __future__ import annotations

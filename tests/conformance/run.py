@@ -2,14 +2,14 @@
 
 Each module of `test.test_asyncio` runs with this interpreter in a process of its own (`child.py`). If a test crashes or
 hangs, it is reported, and the rest of its module continues in a new process, unless the module's time is over.
-`exclusions.toml` lists the exceptions, with reasons. The run fails when
+`exclusions.toml` lists the tests to which special rules apply, with reasons. The run fails when
 
 - a test fails that is not listed there as failing,
 - a test passes although it is listed as failing,
 - a test that is listed under `own_loop` passes without building a loop of asyncio's own,
 - a listed pattern matches no test and is not marked `maybe_absent`,
 - a test that is not listed under `own_loop` builds a loop of asyncio's own,
-- no test of a module builds a loop of the subject: then the module would prove nothing.
+- no test of a module builds a loop of the subject (the loop under test): then the module would prove nothing.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ class Substitution:
                     setattr(namespace, name, getattr(ours, name))
 
     def adapt(self, module: Any) -> None:
-        """Adapt the classes of a test module to the subject's loop, if they build a bare `BaseEventLoop` or use its
-        private parts.
+        """Adapt a test module to the subject's loop: the classes that build a bare `BaseEventLoop`, and those that use
+        private parts of their loop.
         """
         is_runners = module.__name__.endswith(".test_runners")
         for test_class in list(vars(module).values()):

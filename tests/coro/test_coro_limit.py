@@ -1,4 +1,4 @@
-"""`loop.set_limits(coros=)`: when the loop has that many coros, `spawn` raises, and servers pause accepting."""
+"""`loop.set_limits(coros=n)`: when the loop has n coros, `spawn` raises, and servers pause accepting."""
 
 from __future__ import annotations
 

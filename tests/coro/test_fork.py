@@ -240,7 +240,7 @@ def main():
 
 coro.run(main)
 """,
-        # no -W error: an exception of threading's fork hook is only printed, so the option would change nothing
+        # no -W error: an exception in threading's fork hook is only printed, so the option would change nothing
         flags=("-X", "faulthandler"),
     )
     assert lines == ["['MainThread'] True", "0", "atexit parent"]

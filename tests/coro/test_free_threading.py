@@ -611,7 +611,7 @@ def test_names_and_states_from_other_threads():
 
 
 def test_a_late_run_is_reported_when_it_ends(caplog):
-    """The report comes with and without a watchdog. (A watchdog may have reported the run earlier, too.)"""
+    """The run is reported at its end with and without a watchdog. (A watchdog may have reported it earlier, too.)"""
 
     def main():
         before = coro.set_latency_warning(0.05, always=True)

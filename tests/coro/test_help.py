@@ -95,7 +95,8 @@ def test_every_member_has_help_and_a_signature(kind, name):
     value = inspect.getattr_static(owner, name)
     assert (value.__doc__ or "").strip(), f"{kind}.{name} has no help"
     if callable(value) and not isinstance(value, property):
-        # If a method has a name of grapeshot and one of Shrapnel (rw_lock.read_lock), `__name__` is grapeshot's name.
+        # If a method has a grapeshot name and a Shrapnel name (rw_lock has acquire_read and read_lock), `__name__` is
+        # the grapeshot name.
         assert inspect.getattr_static(owner, value.__name__) is value
         inspect.signature(value)
 
@@ -127,7 +128,7 @@ def test_help_of_spawn_explains_its_options():
 
 
 def test_completion_shows_the_public_names_only():
-    # The modules with Shrapnel's names, which are imported on demand, are shown in addition.
+    # dir() also shows the modules with Shrapnel's names, which are imported on demand.
     assert dir(coro) == sorted([*coro.__all__, "backdoor", "profiler"])
     assert {"gc", "os", "sys", "asyncio", "annotations", "TYPE_CHECKING"}.isdisjoint(dir(coro))
     # All offered names exist, and help() of the module shows them.

@@ -1,4 +1,4 @@
-"""`Pool` and `in_parallel`: which coros they wait for, also after an error, and which results they return."""
+"""`Pool` and `in_parallel`: which coros they wait for, even after an error, and which results they return."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ def run(kind, count):
     report = json.loads(done.stdout)
     assert report["live"] == 0
     assert report["bytes_saved"] == 0
-    # Kept for later coros: 1,024 chunks, 16 KiB of each of 1,024 stacks, 1 MiB of buffers, and the thread's slots.
+    # Kept for later coros: 1,024 chunks for frames, 16 KiB of each of 1,024 stacks, 1 MiB of buffers for evicted
+    # stacks, and the thread's slots.
     assert report["kept"] < 40 * MIB
     assert report["mappings_after"] - report["mappings_before"] < 50
     return report

@@ -238,7 +238,7 @@ def test_loops_do_not_nest():
 
 
 def test_a_loop_that_is_made_to_run_inside_a_coro_does_not_touch_the_stacks():
-    """The test hides the running loop, so the inner loop does not refuse to run. But its coros do not run."""
+    """The test hides the running loop, so the loop `other` does not refuse to run. But no coro of `other` runs."""
     reported = []
 
     def main():

@@ -42,8 +42,8 @@ def run(code):
 
 
 def test_no_thread_is_left_when_the_run_is_over():
-    """Ctrl-C in a coro starts a helper thread. This thread must end with the run, because a thread that is still
-    starting while CPython 3.11 exits uses freed memory.
+    """Ctrl-C in a coro starts a helper thread. This thread must end with the run: on CPython 3.11, a thread that is
+    still starting while the interpreter exits uses freed memory.
     """
     lines = run(
         """

@@ -107,8 +107,8 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
         order.append(due)
 
     def main():
-        # Even the first deadline is so late that all coros sleep before it. A coro that began to sleep after its
-        # deadline would wake late.
+        # Even the earliest deadline is late enough that all coros are asleep by then. A coro that began to sleep after
+        # its deadline would wake late.
         began = coro.now() + 0.02
         dues = [began + generator.random() / 20 for _ in range(2000)]
         threads = [coro.spawn(sleeper, due) for due in dues]

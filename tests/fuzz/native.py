@@ -38,8 +38,8 @@ LEFT_OUT = {
 # After these functions, leftovers are not counted: the functions keep their arguments until the process ends, or start
 # a thread that looks up a name.
 KEEPING = ("_coro_set", "_set_stream_types", "_bind_", "_coro_socket_type", "_forget_parent", "getaddrinfo")
-# After these functions, open descriptors are not counted: they give away a descriptor, or take one over, as the methods
-# of socket.socket with these names do.
+# After these functions, open descriptors are not counted: `detach` and `_open_child_watch` leave a descriptor to the
+# caller, and `__init__` may take one over (`fileno=`).
 GIVING = ("_Socket.detach", "_Socket.__init__", "_open_child_watch")
 BLOCKING_S = 0.02  # after this time a signal interrupts a call that blocks
 HANG_S = float(os.environ.get("FUZZ_HANG_S", "20"))

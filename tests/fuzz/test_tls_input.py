@@ -32,8 +32,8 @@ ALERTS = st.builds(
 )
 RECORDS = st.one_of(
     st.builds(
-        # Send whole records, unless they are too long: OpenSSL checks the head of a record before the rest arrives, but
-        # grapeshot passes only whole records to it.
+        # Send whole records, because OpenSSL checks the head of a record before the rest arrives, but grapeshot lets it
+        # read only whole records. A record that is too long may be incomplete: OpenSSL may read such a record at once.
         lambda kind, version, length, body: record(
             kind, version, len(body) if length is None else length, body.ljust(min(length or 0, 20_000), b"-")
         ),
@@ -116,7 +116,8 @@ def difference(ours: TlsModel, theirs: TlsModel) -> Any:
         return "data", len(ours.data), len(theirs.data), *logs
     if failures[0] != failures[1]:
         if theirs.has_closed:
-            # asyncio fails on data that crosses its close_notify, but not on an alert that refuses a renegotiation.
+            # After close(), it may be that only one loop fails. asyncio fails on data that crosses its close_notify,
+            # but not on an alert that refuses a renegotiation.
             return None
         # On asyncio, OpenSSL may find a fault in the head of a record before the rest arrives; grapeshot waits for the
         # rest. If the stream ends while reading is paused, grapeshot immediately processes the data that came before

@@ -228,7 +228,7 @@ def test_the_command_line(arguments, status):
 
 
 def test_a_blocked_process_is_named(path, program):
-    """The back door cannot answer while the loop is blocked. attach says so, and ends at the third Ctrl-C."""
+    """The back door cannot answer while the loop is blocked. At the third Ctrl-C, attach says so and ends."""
     with Terminal(*attach(path, "--plain"), GRAPESHOT_HISTORY=os.devnull) as terminal:
         terminal.wait_for(">>>")
         terminal.type("import time; print('be' + 'gins'); time.sleep(1000)\r")

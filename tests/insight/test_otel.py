@@ -108,7 +108,7 @@ def test_spans_of_slow_callbacks(loop, reader):
     assert span.parent is None
     assert span.end_time - span.start_time >= 0.05e9
     assert before - 1_000_000 <= span.start_time < span.end_time <= after + 1_000_000
-    if gil_is_enabled():  # without it, stacks of other threads cannot be read
+    if gil_is_enabled():  # without a GIL, stacks of other threads cannot be read
         assert "in slow" in span.attributes["code.stacktrace"]
     assert span.attributes["grapeshot.kind"] == "callback"
     exporter.close()

@@ -127,7 +127,7 @@ def test_pstats(saved, tmp_path):
     assert (primitive, calls) == (1, 4)
     assert own == pytest.approx(row_of(profile, "outer").own_cpu / 1e9)
     assert total == pytest.approx(row_of(profile, "outer").cpu / 1e9)
-    assert callers[__file__, line, "outer"][:2] == (3, 1)  # here, all calls come first, as in cProfile
+    assert callers[__file__, line, "outer"][:2] == (3, 1)  # here, the number of all calls is first, as in cProfile
     assert stats["~", 0, "sum"][1] == 4
 
 

@@ -33,7 +33,7 @@ ONLY_COLLECTED = "the loop does not close the queue, which closes itself only wh
 )
 @WHAT
 async def test_values_of_context_variables_are_not_kept(loop, what):
-    """The reader that delivers answers must not keep the context of the task that asked first."""
+    """The loop's callback that delivers answers must not keep the context of the task that asked first."""
 
     class Value:
         pass

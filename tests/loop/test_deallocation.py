@@ -1,4 +1,4 @@
-"""In a chain, each object refers to the object before it. A chain of any length is freed on a stack of any size."""
+"""In a chain, each object refers to the one before it. Freeing a long chain does not overflow even a small stack."""
 
 from __future__ import annotations
 

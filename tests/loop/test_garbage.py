@@ -163,8 +163,8 @@ def test_an_open_loop_is_collected(loop_kind):
     ids=["new", "has run", "timer", "executor", "signal handler", "reader", "exception handler"],
 )
 def test_an_open_loop_at_the_end_of_the_interpreter(loop_kind, used, flags):
-    """A loop that is still the current loop outlives the modules. Freeing it prints nothing, except a ResourceWarning
-    in development mode.
+    """At the end of the interpreter, a loop that is still the current loop outlives the modules. Freeing it then prints
+    nothing, except a ResourceWarning in development mode.
     """
     out = run_script(
         loop_kind,

@@ -1,6 +1,6 @@
 """A call whose allocations fail raises MemoryError, raises the error that it would raise anyway, or succeeds.
 
-The loop continues.
+In all three cases, the loop continues.
 
 CPython's `_testcapi` can make the n-th allocation of a call fail, or all its allocations from the n-th on.
 """

@@ -253,7 +253,7 @@ async def test_the_signals_of_a_forked_child_are_its_own(loop):
 
 @pytest.mark.xfail_on(uvloop="it checks at the end of the batch")
 def test_interrupt_within_a_batch_of_native_callbacks(loop_kind):
-    """No bytecode runs between the signal and the end of the batch, so the loop itself has to check."""
+    """No bytecode runs between the signal and the end of the batch, so the loop itself has to check for signals."""
     out = run_script(
         loop_kind,
         """
@@ -411,7 +411,7 @@ _ENDS_IN_A_THREAD = """
 @pytest.mark.skip_on(uvloop="same as asyncio, if the loop is collected")
 @pytest.mark.parametrize("end", ["close", "collect"])
 def test_a_loop_that_ends_in_another_thread(loop_kind, end):
-    """The wakeup fd is never the number of a closed descriptor, because another file may get that number."""
+    """The wakeup fd must never be the number of a closed descriptor, because another file may get that number."""
     run_script(
         loop_kind,
         _ENDS_IN_A_THREAD

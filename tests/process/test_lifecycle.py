@@ -197,7 +197,7 @@ async def test_signals_race_with_the_end(loop):
 
 @pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions may send such a signal")
 async def test_no_signal_is_sent_to_a_process_id_that_is_free_again(loop, monkeypatch):
-    """Nothing may run between fetching the status and publishing it, or a signal could reach another process."""
+    """No other code may run between fetching the status and setting `returncode`: it could signal another process."""
     killed = []
     process = await asyncio.create_subprocess_exec(*sh("exit"))
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, has_children())))

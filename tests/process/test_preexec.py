@@ -97,7 +97,9 @@ async def test_cancelled_while_preexec_fn_runs(loop, is_late):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has prctl(2)")
 def test_the_parents_death_signal_does_not_come_early(loop_kind):
-    """With PR_SET_PDEATHSIG, the kernel kills the child as soon as the thread that started the child ends."""
+    """With PR_SET_PDEATHSIG, the kernel kills the child as soon as the thread that started the child ends. So this
+    thread must keep running.
+    """
     out = run_script(
         loop_kind,
         """

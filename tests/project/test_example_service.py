@@ -39,7 +39,7 @@ class Running:
         match = re.fullmatch(r"listening on 127\.0\.0\.1:(\d+)\n", first)
         assert match, first or self.process.communicate(timeout=CAP_S)[1]
         self.port = int(match[1])
-        # The first request may open descriptors that stay open, so count them after it.
+        # The first request may open descriptors that stay open, so the descriptors are counted after this request.
         self.get("/hello/first")
         self.fds = self.count_fds()
 

@@ -39,7 +39,7 @@ async def test_a_cancellation_while_the_stream_connects(loop):
     async with ends() as both:
         stream = both.client().stream("endless")
         reading = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)  # the stream connects
+        await asyncio.sleep(0)  # lets the stream begin to connect
         assert not reading.done()
         stream.cancel()
         with pytest.raises(StopAsyncIteration):

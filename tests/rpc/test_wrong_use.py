@@ -94,7 +94,7 @@ async def test_paths_may_be_bytes(loop, tmp_path):
 
 @pytest.mark.parametrize("_round", range(3))
 async def test_without_a_connection_the_error_says_why(loop, _round):
-    """The error names the refusal of an earlier attempt, even if the last attempt ended because the time was over."""
+    """The error names the refusal of an earlier attempt, even if the last attempt ended because time ran out."""
     client = rpc.Client(HOST, free_port(), connect_timeout=0.5)
     with pytest.raises(rpc.ConnectionLost, match=r"cannot connect: .*refused|Connect call failed") as caught:
         await client.call("add", 1)

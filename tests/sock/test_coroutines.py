@@ -331,7 +331,7 @@ def test_a_callback_added_by_a_comparison_is_called(loop, pair):
     loop.run_until_complete(main())
 
 
-@pytest.mark.xfail_on(asyncio="takes it for the result of the future", uvloop="raises the StopIteration")
+@pytest.mark.xfail_on(asyncio="takes the StopIteration for the result of the future", uvloop="raises the StopIteration")
 def test_a_thrown_stop_iteration_is_not_a_result(loop, pair):
     """A StopIteration that leaves a coroutine would count as a result, so RuntimeError is raised instead (PEP 479)."""
 

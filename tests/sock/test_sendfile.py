@@ -33,7 +33,7 @@ class Unmappable(io.BytesIO):
 
 
 # Since 3.12, asyncio's transports keep views of unsent data, but the fallback of sendfile() reads the next block into
-# the same buffer.
+# the buffer behind those views.
 is_torn = pytest.mark.skip_on(when=sys.version_info >= (3, 12), asyncio="the fallback overwrites unsent data")
 WAYS = [True, pytest.param(False, marks=is_torn)]
 
@@ -455,7 +455,8 @@ async def test_a_file_that_shrinks_during_the_transfer(loop, tmp_path):
 @pytest.mark.only_on("grapeshot")
 async def test_no_part_is_sent_before_it_was_looked_for_in_memory(loop, file, monkeypatch):
     """Before sock_sendfile() sends a part of the file, it checks whether the part is in memory. If the socket takes
-    only the beginning of the part, the next system call must not send more than the rest of that part.
+    only the beginning of the part, the next system call must not send more than the rest of that part, because
+    nothing after the part has been checked.
     """
     checked, sent = 0, []
     read_now, send_file = _core._aio_read_now, _core._send_file

@@ -388,7 +388,7 @@ async def test_connecting_again_after_a_refusal(loop):
         with pytest.raises(ConnectionRefusedError):
             await loop.sock_connect(client, address)
         with listening() as listener:
-            with contextlib.suppress(ConnectionAbortedError):  # Linux: the call after a refusal fails like this
+            with contextlib.suppress(ConnectionAbortedError):  # on Linux, the first call after a refusal fails
                 await loop.sock_connect(client, listener.getsockname())
             await loop.sock_connect(client, listener.getsockname())
             accepted, _ = listener.accept()

@@ -203,7 +203,7 @@ def test_install():
 
 
 def test_install_gives_no_warning():
-    """install() may set a policy. That gives no deprecation warning, because the program itself uses no policy."""
+    """install() may set a policy. That must give no deprecation warning, because the program itself uses no policy."""
     assert script("import grapeshot; grapeshot.install(); grapeshot.uninstall(); print('quiet')") == "quiet"
 
 
@@ -244,7 +244,7 @@ def test_uninstall_keeps_replacements_by_others():
 
 
 def test_asyncios_functions_use_the_native_streams():
-    """Functions that were defined before install() use the replacements, too. asyncio's classes are not replaced."""
+    """A function defined before install() calls the new `asyncio.start_server`. asyncio's classes are not replaced."""
     code = """
 async def echo(reader, writer):
     writer.write(await reader.readline())

@@ -60,7 +60,7 @@ async def open_stream(
 
 
 class PythonCalls:
-    """Records the calls of those Python functions of asyncio that feed a reader."""
+    """Records the calls to the Python functions with which asyncio feeds a reader."""
 
     NAMES = ("data_received", "feed_data", "_wakeup_waiter")
 

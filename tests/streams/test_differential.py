@@ -1,5 +1,5 @@
-"""The same random traffic gives the same results and states: with a reader that is fed natively, with a Python reader,
-with the streams of grapeshot.streams, and on asyncio's own loop.
+"""The same random traffic gives the same results and states: with a reader that is fed natively, with one that Python
+code feeds, with the streams of grapeshot.streams, and on asyncio's own loop.
 """
 
 from __future__ import annotations

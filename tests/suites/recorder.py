@@ -1,8 +1,8 @@
 """A pytest plugin that records for run.py how each phase of each test ended, as JSON lines in a file.
 
 `SUITE_LINES` names that file. A line also lists the loops that were built since the previous phase. A failed collection
-gets a line, too. `SUITE_ONLY` names a JSON file with the ids of the tests to run, in order. (Ids on pytest's command
-line would all have to exist.)
+gets a line, too. `SUITE_ONLY` names a JSON file with the ids of the tests to run, in order. (They are not on pytest's
+command line, because pytest runs nothing if one of the ids there does not exist.)
 """
 
 from __future__ import annotations

@@ -2,18 +2,19 @@
 
 A suite is the tests in the sdist of one release; `suites.toml` lists the suites with their requirements. Each suite
 runs twice with this version of Python, first on the baseline and then on the subject. The baseline is asyncio's own
-loop unless `suites.toml` names another one. Every test that passes on the baseline must pass on the subject. The
-exceptions are in `suites.toml`, each with its reason. The run fails when
+loop unless `suites.toml` names another one. The subject is the loop under test, which `--subject` names. Every test
+that passes on the baseline must pass on the subject. The exceptions are in `suites.toml`, each with its reason. The run
+fails when
 
 - a test that passed on the baseline fails, is skipped or is missing on the subject, and is not listed,
 - a listed test passes, or a listed pattern matches no test that passed on the baseline (so that the list stays true),
 - in the run on the subject, a test builds a loop of asyncio's own, or no test builds a loop of the subject,
-- a suite has a `patch`, but on grapeshot's loop no test has run a blocking function in a coro.
+- a suite has a `patch` in `suites.toml`, but on grapeshot's loop no test has run a blocking function in a coro.
 
 A test that failed runs again, up to twice, before its result counts, because these suites have tests that depend on
 timing. On the subject, tests that were skipped or are missing also run again, but listed tests and tests that did not
-pass on the baseline never run again. Tests that pass only when they run again are named at the end, for the baseline
-and for the subject.
+pass on the baseline do not. Tests that pass only when they run again are named at the end, for the baseline and for the
+subject.
 """
 
 from __future__ import annotations

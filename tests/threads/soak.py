@@ -4,10 +4,10 @@
     GRAPESHOT_CORO_EVICT=always python tests/threads/soak.py --rounds 20 --mixed
 
 In each round, producers and consumers (tasks of grapeshot's loop and of asyncio's, coros, and real threads) share one
-queue or channel. Most of their loops end during the round: their workers are cancelled, or the loops are closed while
-workers still wait. Callers use `spawn_on` and `await_on` to run functions in the loops of other threads. Meanwhile the
-program cancels waits, collects garbage in yet another thread, forks children (with a GIL, they use the same queue), and
-sometimes closes the queue early.
+queue or channel. Most of their loops end during the round: the producers and consumers in a loop are cancelled, or the
+loop is closed while they still wait. Callers use `spawn_on` and `await_on` to run functions in the loops of other
+threads. Meanwhile the program cancels waits, collects garbage in yet another thread, forks children (with a GIL, they
+use the same queue), and sometimes closes the queue early.
 
 Each item has a checksum, a number and a finalizer. At the end of a round, every item that was put must have arrived
 exactly once (at most once if an early close dropped items), every waiter must have ended, and every item must have been
@@ -281,8 +281,8 @@ class InTask(Way):
 
     async def _interruptible(self, coroutine: Coroutine[Any, Any, Any], limit_s: float | None = None) -> Any:
         # If the collector finds the tasks of a closed loop, it may close this coroutine first. On CPython 3.11 the
-        # process then crashes if the last reference to the task is the one in the Timeout: the task is freed while
-        # this coroutine runs, closes its own coroutine, and so this one again. This reference keeps the task alive.
+        # process then crashes if only the Timeout still refers to the task: the task is freed while this coroutine
+        # runs, and closes its own coroutine, which closes this one again. `self.task` keeps the task alive.
         self.task = asyncio.current_task()
         try:
             async with asyncio.timeout(limit_s):
@@ -429,8 +429,8 @@ class Stay:
         except CLOSED:
             pass
         except BaseException as error:
-            # CancelledError, GeneratorExit and Injected may end a worker whose loop is closed. If the worker's thread
-            # is ending, no loop runs there any more, and asyncio's functions raise the RuntimeError.
+            # CancelledError, GeneratorExit and Injected may end a worker whose loop is closed. So may RuntimeError:
+            # asyncio's functions raise it if the worker's thread is ending, because no loop runs there any more.
             is_end = isinstance(error, asyncio.CancelledError | GeneratorExit | Injected) or (
                 isinstance(error, RuntimeError) and "event loop" in str(error)
             )

@@ -69,7 +69,7 @@ def test_the_variable_selects_the_way(value, way):
 
 
 def test_a_module_without_a_path():
-    """In a frozen program, `_ssl` may have no path."""
+    """In a frozen program, `_ssl` may have no path. TLS transports then use MemoryBIO."""
     assert ways("import _ssl\n_ssl.__file__ = None\n" + ECHO) == ["MemoryBIO"] * 2
 
 
@@ -249,7 +249,7 @@ async def test_methods_of_the_object_in_another_thread(loop, serve):
 
 
 @pytest.mark.skipif(not hasattr(LIBRARY, "ERR_set_error"), reason="this Python's OpenSSL is older than 3.0")
-@pytest.mark.skipif(IS_OFF, reason="through MemoryBIO, the next call raises the error, as on asyncio")
+@pytest.mark.skipif(IS_OFF, reason="with MemoryBIO, the next call to OpenSSL raises the error, as on asyncio's loop")
 @pytest.mark.only_on("grapeshot")
 async def test_errors_that_other_code_has_left_end_no_connection(loop, serve):
     """OpenSSL has one queue of errors per thread, and every library that uses OpenSSL puts its errors there."""

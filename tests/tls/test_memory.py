@@ -272,7 +272,7 @@ def test_memory_that_is_lent_to_openssl_cannot_be_taken(files, kind):
 
 
 async def test_the_loop_keeps_a_connection_alive(loop, serve):
-    """The program keeps no reference to the transports of an idle connection."""
+    """An idle connection stays open although the program keeps no reference to its transports."""
     server = await serve(Echo, HOST, 0, ssl=server_context())
     with await client_of(server) as peer:
         gc.collect()

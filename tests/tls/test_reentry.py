@@ -73,7 +73,7 @@ async def test_close_inside_eof_received(loop, side):
 
 
 class WhileWriting:
-    """Calls `action` once, when OpenSSL shows the next message that it writes."""
+    """OpenSSL's message callback. It calls `action` once, for the next message that OpenSSL writes."""
 
     def __init__(self) -> None:
         self.context = client_context()
@@ -107,7 +107,7 @@ async def test_write_while_encrypting(loop, size):
             writing.action = lambda: transport.write(b"inner" * 100)
             outer = bytes(range(250)) * (size // 250)
             transport.write(outer)
-            transport.get_write_buffer_size()  # encrypts a small write now, which would otherwise be held
+            transport.get_write_buffer_size()  # encrypts the data now, because a small write is held at first
             assert writing.action is None
             transport.close()
             assert await peer.read_to_end() == outer + b"inner" * 100
@@ -127,7 +127,7 @@ async def test_close_while_encrypting(loop, size):
             writing.action = transport.close
             outer = bytes(range(250)) * (size // 250)
             transport.write(outer)
-            transport.get_write_buffer_size()  # encrypts a small write now, which would otherwise be held
+            transport.get_write_buffer_size()  # encrypts the data now, because a small write is held at first
             assert writing.action is None
             assert await peer.read_to_end() == outer
             peer.close()

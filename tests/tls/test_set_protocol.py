@@ -1,4 +1,4 @@
-"""set_protocol() in the middle of a read: OpenSSL calls `SSLContext._msg_callback` while it decrypts."""
+"""set_protocol() in the middle of a read: in get_buffer(), or in `SSLContext._msg_callback` while OpenSSL decrypts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tls.test_start_tls import plain
 
 
 class Switch:
-    """Calls `action` once, when OpenSSL shows the next message that it reads."""
+    """OpenSSL's message callback. It calls `action` once, for the next message that OpenSSL reads."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self.context = context
@@ -75,7 +75,7 @@ async def test_with_buffers_while_decrypting(loop, before, after, size):
 
 
 @pytest.mark.skip_on(
-    asyncio="calls the new protocol's buffer_updated(), or never stops calling the old one's", uvloop="the same"
+    asyncio="calls the new protocol's buffer_updated(), or never stops calling the old one's", uvloop="like asyncio"
 )
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_inside_get_buffer(loop, after):

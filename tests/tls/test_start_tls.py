@@ -248,7 +248,7 @@ async def test_tls_in_tls(loop, side):
 
 
 class OverEverything(asyncio.Transport):
-    """A user's transport that forwards its attributes to another transport. It has no `_force_close`."""
+    """A user's transport that takes its attributes from another transport. It has no `_force_close`."""
 
     _start_tls_compatible = True
 

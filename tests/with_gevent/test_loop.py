@@ -35,7 +35,7 @@ def run(code: str, loop: str = OURS) -> str:
 
 
 def check(code: str) -> None:
-    """Run a script on both loops; it must print the same."""
+    """Run a script on both loops. It must print the same text on each."""
     ours, libev = run(code), run(code, LIBEV)
     assert ours == libev
     assert ours
@@ -297,7 +297,7 @@ def test_asyncio_in_greenlets():
 
 
 def test_executor_of_the_hub():
-    """Functions that tasks send to the default executor run in real threads, also in a patched program."""
+    """Functions that tasks send to the default executor run in real threads, even if gevent has patched the program."""
     out = run(
         """
         from grapeshot.gevent import await_

@@ -20,8 +20,8 @@ pub(crate) struct Http {
     expected: Expected,
 }
 
-/// Whether this request of the connection is of the other kind (`--other-path`, `--other-byte`), as is one of each
-/// `every` requests.
+/// Whether this request of the connection is of the other kind (`--other-path`, `--other-byte`). One in `every`
+/// requests is of that kind.
 pub(crate) fn is_other(connection: usize, number: u64, every: u64) -> bool {
     (number + connection as u64) % every == every - 1
 }

@@ -88,7 +88,7 @@ impl TlsClient {
     pub(crate) fn new(coalesces: bool) -> anyhow::Result<Self> {
         Ok(Self {
             context: Context::client()?,
-            // The buffers of BUFFER_LEN for plaintext must be longer by one record (`Session::open`).
+            // The buffers for plaintext (BUFFER_LEN) must be longer than this one by one record (`Session::open`).
             scratch: Rc::new(RefCell::new(vec![0; BUFFER_LEN - RECORD_LEN])),
             coalesces,
         })

@@ -12,7 +12,7 @@ enum Step {
     /// The range is small, so many deadlines are equal.
     Push(u8),
     PushFar(u64),
-    /// Pushes several timers whose deadlines rise or fall in equal steps. Below 0 they lose their sign.
+    /// Pushes several timers whose deadlines rise or fall in equal steps. A negative deadline loses its sign.
     PushMany(u8, i8),
     Pop,
     PopDue(u8),

@@ -73,8 +73,8 @@ struct Slots<T> {
 
 /// Stands in for crossbeam's `SegQueue`, which cannot be compiled with loom's types. It works like crossbeam's: a
 /// producer reserves a slot and then writes into it, and a consumer that takes this slot waits until it is written. But
-/// crossbeam's queue orders some accesses more strictly than necessary, and this one does not. So a fence that is
-/// missing in the inbox makes a test fail.
+/// crossbeam's queue orders some accesses more strictly than necessary, which could hide that a fence is missing in the
+/// inbox. This queue does not, so a missing fence makes a test fail.
 pub struct SegQueue<T>(OnceLock<Slots<T>>);
 
 // SAFETY: a slot's item is used only by the producer that has reserved it, and then, once it is written, by the one

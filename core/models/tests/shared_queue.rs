@@ -1,5 +1,6 @@
-//! The shared queue: no item is lost or duplicated, the capacity is kept, and every call ends, even if calls are
-//! cancelled or the queue is closed. If a waiter is not woken, its thread waits forever, and loom reports a deadlock.
+//! The shared queue: no item is lost or duplicated, the capacity is not exceeded, and every call ends, even if calls
+//! are cancelled or the queue is closed. If a waiter is not woken, its thread waits forever, and loom reports a
+//! deadlock.
 
 use std::sync::Arc;
 

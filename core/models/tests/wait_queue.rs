@@ -1,4 +1,4 @@
-//! While a coro leaves a shared `WaitQueue` in its own thread, another thread grants the coro's request. Exactly one of
+//! A coro leaves a shared `WaitQueue` in its own thread, while another thread grants the coro's request: exactly one of
 //! the two threads wakes the coro, and no grant is lost.
 
 use std::sync::Arc;

@@ -186,7 +186,7 @@ fn token(index: usize, generation: u32) -> Token {
     Token(u64::from(generation) << 32 | index as u64)
 }
 
-/// The index and the generation of a token. If the token is not from this table, the index may not be a valid fd.
+/// The index and the generation of a token. If the token is not from this table, the index might not be a valid fd.
 #[inline]
 fn parts(token: Token) -> (usize, u32) {
     (token.0 as u32 as usize, (token.0 >> 32) as u32)

@@ -40,8 +40,8 @@ impl<T: Send> Inbox<T> {
         }
     }
 
-    /// Passes an item to the consumer, from any thread. Returns true if the caller must wake the consumer: it is
-    /// asleep, and no other producer was told to wake it.
+    /// Passes an item to the consumer, from any thread. Returns true if the caller must wake the consumer. That is so
+    /// if the consumer is asleep and no other producer was told to wake it.
     #[inline]
     #[must_use = "if it returns true, the caller must wake the consumer"]
     pub fn push(&self, item: T) -> bool {
@@ -50,7 +50,8 @@ impl<T: Send> Inbox<T> {
         self.claim_wake()
     }
 
-    /// Returns true if the caller must wake the consumer: it is asleep, and no other producer was told to wake it.
+    /// Returns true if the caller must wake the consumer. That is so if the consumer is asleep and no other producer
+    /// was told to wake it.
     ///
     /// This is for a producer that does not put its item into the inbox, but passes it by other means under a lock. The
     /// consumer must hold the same lock when it checks for such items, and must keep the lock until after the call of

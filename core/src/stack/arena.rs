@@ -12,8 +12,8 @@
 //!
 //! - **Guards.** An access to a guard faults, so a stack that overflows does not overwrite the stack below it. Since
 //!   Linux 6.13 a guard is a mark in the page tables (`pages::install_guard`). With marks, the kernel counts an arena
-//!   as one mapping, or as two until all of its stacks have been opened. On other systems a guard is memory without
-//!   access, which takes two mappings for each stack.
+//!   as one mapping, or as two until all of its stacks have been opened (made accessible). On other systems a guard is
+//!   memory without access, which takes two mappings for each stack.
 //! - **Colours.** Suspended stacks use the memory just below their tops. If all tops had the same offset in a page,
 //!   they would share a few sets of the processor's caches and evict each other from them. So each stack has its own
 //!   *colour*: an extra length that moves its top.

@@ -2,7 +2,7 @@
 //! its description says so.
 //!
 //! The differences between systems are hidden in here. The types and functions have the same names and the same meaning
-//! on every system. A topic whose implementations differ much is a folder, and its `mod.rs` selects the file.
+//! on every system. A topic whose implementations differ a lot is a folder, and its `mod.rs` selects the file.
 //!
 //! The modules, and what each uses on the supported systems ("POSIX": the same calls everywhere):
 //!

@@ -173,7 +173,7 @@ pub struct SharedPool {
 
 impl SharedPool {
     /// The maximum number of threads. They spend their time waiting for servers and disks, so the number of processors
-    /// does not matter. Python's default executor starts as many on a machine with many processors.
+    /// does not matter. On a machine with many processors, Python's default executor may have as many threads.
     pub const MAX_THREADS: usize = 32;
 
     /// The initial value of a `static`. [`Self::get`] makes the pool.

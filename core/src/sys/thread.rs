@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread::{Builder, JoinHandle};
 
-/// The signals that a thread causes itself, which are not blocked. If they were, a fault would end the process without
-/// a message.
+/// The signals that a thread causes itself. They are not blocked, because otherwise a fault would end the process
+/// without a message.
 const FAULTS: [libc::c_int; 5] = [
     libc::SIGSEGV,
     libc::SIGBUS,

@@ -173,8 +173,8 @@ mod imp {
         if !info.dlpi_tls_data.is_null() {
             return info.dlpi_tls_data as usize;
         }
-        // SAFETY: this is the function that compiled code calls to access such a variable, with the module and an
-        // offset ("ELF Handling For Thread-Local Storage"). The pointer is null if the function does not exist.
+        // SAFETY: this is the function that compiled code calls to access a thread-local variable, with the module and
+        // an offset ("ELF Handling For Thread-Local Storage"). The pointer is null if the function does not exist.
         unsafe {
             let function = libc::dlsym(libc::RTLD_DEFAULT, c"__tls_get_addr".as_ptr());
             if function.is_null() || cfg!(not(any(target_arch = "x86_64", target_arch = "aarch64"))) {

@@ -54,7 +54,7 @@ class AioQueue(Answers):
 
     @property
     def loop(self) -> Any:
-        """The loop whose calls these are."""
+        """The loop to which these calls belong."""
         return self._loop
 
     def start(self, name: str, *args: Any, on_end: Callable[[Any], object] | None = None) -> asyncio.Future[Any]:
@@ -162,7 +162,7 @@ class Prefetch:
         self._end = 0  # the end of the part that was checked last
 
     def limited(self, offset: int, length: int) -> int:
-        """Return ``length``. But if ``offset`` is in the part that was checked last, do not go beyond the end of it."""
+        """Return ``length``, limited to the end of the part that was checked last if ``offset`` is in that part."""
         return min(length, self._end - offset) if offset < self._end else length
 
     def is_needed(self, offset: int, length: int) -> bool:

@@ -46,7 +46,7 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     # executor
     _default_executor: concurrent.futures.Executor | None = None
     _executor_shutdown_called: bool = False
-    # the executors some of whose workers are coros of this loop (coro/_executor.py)
+    # the executors that have coros of this loop among their workers (coro/_executor.py)
     _coro_executors: weakref.WeakSet[Any] | None = None
     # names: the lookups under way, and for how long answers are reused
     _resolver: Any = None

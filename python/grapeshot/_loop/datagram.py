@@ -95,7 +95,7 @@ async def create_datagram_endpoint(
 
 
 def _check_socket(sock: socket.socket) -> None:
-    """Raise ValueError for a stream socket; if asyncio does so, for every socket that is not SOCK_DGRAM."""
+    """Raise ValueError for a stream socket or, where asyncio accepts only SOCK_DGRAM, for any other kind of socket."""
     if ACCEPTS_ALL_BUT_STREAMS:
         if sock.type == socket.SOCK_STREAM:
             raise ValueError(f"A datagram socket was expected, got {sock!r}")

@@ -34,7 +34,7 @@ def set_limits(
             free number, so this leaves the numbers from the limit up to ``RLIMIT_NOFILE`` for files, name lookups and
             logs.
         coros: the number of coros. At the limit, ``coro.spawn()`` raises LimitError, and so does the start of a thread
-            that is a coro; ``coro.serve()`` waits.
+            that ``coro.patch()`` turns into a coro; ``coro.serve()`` waits.
 
     Raises:
         ValueError: a limit is less than 1.

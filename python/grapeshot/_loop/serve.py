@@ -249,7 +249,7 @@ async def create_server(
 
     Raises:
         OSError: an address cannot be bound. The text contains the address. ``errno`` is the system's (EADDRINUSE, ...),
-            or None if this machine has none of the addresses (Python 3.13+).
+            or None if this machine has none of the addresses (from Python 3.11.8, 3.12.2 and 3.13 on).
         socket.gaierror: a host does not resolve.
         ValueError: arguments contradict each other, or ``sock`` is not a stream socket.
         TypeError: ``sock`` is an ``ssl.SSLSocket``, or ``ssl`` is a bool.
@@ -343,8 +343,8 @@ def bind_all(
 ) -> list[socket.socket]:
     """Return a bound socket for each address. On an error, close all of them.
 
-    An address is left out if the system does not support its family. If asyncio does so, an address that this machine
-    does not have is left out, too, and OSError is raised if no address is left.
+    An address is left out if the system does not support its family. Where this Python's asyncio skips an address that
+    this machine does not have, such an address is left out, too, and OSError is raised if no address is left.
     """
     sockets: list[socket.socket] = []
     try:

@@ -38,7 +38,7 @@ if sys.version_info < (3, 12) and hasattr(os, "register_at_fork"):
 def add_signal_handler(loop: BaseLoop, sig: int, callback: Callable[[*_Ts], object], *args: *_Ts) -> None:
     """Call ``callback(*args)`` from the loop whenever signal ``sig`` arrives. Replaces an earlier handler.
 
-    The callback runs in the context of this call. :meth:`remove_signal_handler`, or closing the loop, restores the
+    The callback runs in a copy of the current context. :meth:`remove_signal_handler`, or closing the loop, restores the
     signal's default action.
 
     Raises:

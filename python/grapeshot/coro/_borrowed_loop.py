@@ -1,7 +1,7 @@
 """``BorrowedLoop``: the loop that asyncio code gets if it asks for a new loop in a coro that hides the running one.
 
-Such a coro already runs on a loop, and a second loop would block the thread. So the coro borrows the loop that runs it,
-which is called the host here:
+Such a coro already runs on a loop, which asyncio's functions do not see there. A second loop would block the thread. So
+the coro borrows the loop that runs it, which is called the host here:
 
     coro (hides the loop)                      the host
     asyncio.run(main())

@@ -204,7 +204,7 @@ def _stop(host: weakref.ref[Loop]) -> None:
 
 def leave_run(context: contextvars.Context) -> None:
     """Detach ``context``: code that runs in it, and coros that this code starts, belong to no run."""
-    # Leave a context without a run alone. It may be in use, and context.run() would then raise RuntimeError.
+    # Do not touch a context that has no run. It may be in use, and context.run() would then raise RuntimeError.
     if context.get(_run_of_context) is not None:
         context.run(_run_of_context.set, None)
 

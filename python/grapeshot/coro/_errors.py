@@ -69,7 +69,7 @@ class NotStartedError(ScheduleError):
 
 
 class SimultaneousError(Exception):
-    """A coro tried to wait for an event of a descriptor, or to use a file_sock, while another coro already does so."""
+    """A coro tried to wait for an event of a descriptor, or to use a file_sock, while another coro was doing so."""
 
 
 class YieldFromMain(RuntimeError):  # noqa: N818  # Shrapnel's name

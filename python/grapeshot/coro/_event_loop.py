@@ -71,9 +71,9 @@ def _own_program() -> _Program:
 
 
 def event_loop() -> Any:
-    """Run this thread's coros until :func:`set_exit` is called; return the code that it was given.
+    """Run this thread's coros until :func:`set_exit` is called; return the code from that call.
 
-    Before it returns, it ends the remaining coros, tasks, asynchronous generators and executor threads as
+    Before this function returns, it ends the remaining coros, tasks, asynchronous generators and executor threads as
     :func:`asyncio.run` does, and closes the loop. Ctrl-C ends it in the same way and raises KeyboardInterrupt, as in
     :class:`asyncio.Runner`. A SystemExit or KeyboardInterrupt that a coro raises ends it, too, and is raised here.
 

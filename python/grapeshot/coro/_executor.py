@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     _P = ParamSpec("_P")
     _T = TypeVar("_T")
 
-# A worker of an executor without a limit ends when it has had no work for this long. anyio's threads wait as long.
+# A worker of an executor without a limit ends when it has had no work for this long. anyio's threads wait just as long.
 _IDLE_S = 10.0
 # `in_thread` sets this attribute of a function.
 _MARK = "_grapeshot_in_thread"
@@ -104,7 +104,7 @@ def _is_module_marked(module: object) -> bool:
 
 
 def _is_in_c(fn: Any) -> bool:
-    """Whether a function cannot let other coros run while it waits: it is neither Python code nor grapeshot's."""
+    """Whether a function is neither Python code nor grapeshot's, so that no other coro can run while it waits."""
     if isinstance(fn, types.FunctionType):
         return False
     if isinstance(fn, type):

@@ -3,8 +3,8 @@
 The kernel reports when a pipe, a FIFO or a terminal is ready, and the coro waits for that. A regular file is always
 reported as ready, although reading it can block. So the calls on regular files go through the loop's queue of file
 calls (``_loop/aio.py``). They use a position that the object keeps, not the file's own, except for writes in append
-mode. The object moves its position only when the coro gets the result, so a coro that is interrupted before that loses
-no data.
+mode. The object moves its position only when the coro gets the result. So no data is lost if the coro is interrupted
+earlier.
 
     close() --> ClosedError in the coros that wait --> the last user closes the descriptor
 

@@ -80,7 +80,7 @@ def _task_of_run(co: Any) -> Any:
 
 
 def end_child(co: Any, leaves_loop: bool) -> bool:
-    """Called in the child when the coro that forked has ended: end the process, unless this also ends the loop's run.
+    """Called in the child when the coro that forked has ended: end the process, unless the loop's run ends, too.
 
     Return True if the loop runs only until this coro ends, as with ``coro.run()``. (No other code in the child can wait
     for the coro.)

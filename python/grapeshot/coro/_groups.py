@@ -394,7 +394,7 @@ class _Results:
                 del ended  # the exception's traceback keeps this frame: break the cycle
 
     def _start(self) -> None:
-        """Start coros until no item is left, no place is free, or ``size`` coros run or have an untaken result."""
+        """Start coros until no item or free place is left, or ``size`` of them are running or have a result to take."""
         while len(self._coros) < self._pool._size:
             if self._next is None and self._error is None:
                 try:

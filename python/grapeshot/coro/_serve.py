@@ -118,7 +118,7 @@ class Server:
         """Stop accepting, and close the listening sockets. Open connections go on. A second call does nothing.
 
         Raises:
-            ScheduleError: called in another thread than the server's.
+            ScheduleError: called in a thread other than the server's.
         """
         if self._is_closed.is_set():
             return
@@ -358,10 +358,10 @@ def serve(
         reuse_port: whether other sockets may listen on the same port (``SO_REUSEPORT``).
         threads: how many threads serve: the calling thread, and further threads with a loop each. On a free-threaded
             Python they run at the same time; with the GIL they are not faster than one thread, and a warning says so.
-            The system spreads the connections over them: each thread listens on the same port (``SO_REUSEPORT``), or,
-            with a path or a ``sock`` without this option, accepts from the same socket. The threads divide ``limit``
-            among themselves. The server's methods must be called in the thread that called ``serve``, and act on all
-            threads.
+            The system spreads the connections over them: each thread listens on the same port (``SO_REUSEPORT``). With
+            a path, or with a ``sock`` that lacks this option, all threads accept from the same socket. The threads
+            divide ``limit`` among themselves. The server's methods must be called in the thread that called ``serve``,
+            and act on all threads.
 
     Raises:
         OSError: an address cannot be bound.

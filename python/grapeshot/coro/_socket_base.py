@@ -129,7 +129,7 @@ class CoroSocket(_Native):
             while count is None or offset - start < count:
                 wanted = PART_LEN if count is None else min(count - (offset - start), PART_LEN)
                 wanted = prefetch.limited(offset, wanted)
-                # os.sendfile() would block the thread until the disk has delivered this part.
+                # Otherwise os.sendfile() would block the thread until the disk has delivered this part.
                 wait_in_memory(prefetch, number, offset, wanted)
                 try:
                     sent = os.sendfile(self.fileno(), number, offset, wanted)

@@ -1,4 +1,4 @@
-"""The primitives with which coros synchronize. They serve waiting coros in the order in which they came.
+"""The primitives with which coros synchronize. They serve waiting coros in the order in which the coros came.
 
 ``semaphore``, ``lock``, ``mutex``, ``condition_variable``, ``fifo`` and ``channel`` are native code, for speed. The
 others are built on them in Python.

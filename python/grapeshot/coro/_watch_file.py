@@ -94,7 +94,7 @@ class watch_file:  # noqa: N801  # Shrapnel's name
             left_s = countdown()
             if watch.has_ended or watch.sock.closed or not watch.receive(left_s):
                 return None
-            # receive() does not raise TimeoutError if another file of the directory has changed.
+            # receive() raises no TimeoutError if another file of the directory has changed, so check the time here.
             if timeout and left_s == 0 and not watch.events:
                 raise TimeoutError("timed out")
         return watch.events.popleft()

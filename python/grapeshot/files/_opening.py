@@ -135,7 +135,7 @@ def open(  # noqa: A001
         if file < 0:
             raise ValueError("negative file descriptor")
     else:
-        os.fspath(file)  # raises TypeError if it is no path
+        os.fspath(file)  # raises TypeError if it is not a path
         if not closefd:
             raise ValueError("Cannot use closefd=False with file name")
     return Opening(_open(file, kind, mode, buffering, options, closefd, opener))

@@ -51,7 +51,7 @@ def await_(awaitable: Awaitable[_T]) -> _T:
             "await_() was called in a task or callback, which runs in the hub: use await there"
         )
     future = _as_future(loop, awaitable)
-    # asyncio's work alone does not keep run() of the hub's loop from returning, so hold a reference during the wait.
+    # run() of the hub's loop does not count asyncio's work, and could return during the wait. So hold a reference.
     loop.ref()
     try:
         return _wait(loop, future)

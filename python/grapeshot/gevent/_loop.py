@@ -103,7 +103,7 @@ class Loop(_core._HubLoop):
         self._watchers: set[Watcher] = set()
         self._callbacks: collections.deque[Callback] = collections.deque()
         self._is_calling_set = False
-        # Whether run() shall return now.
+        # Whether run() must return now.
         self._is_broken = False
         self._children = Children(self)
         # signal number -> its active watchers

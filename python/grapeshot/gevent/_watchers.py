@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from ._loop import Loop
 
 READ, WRITE = 1, 2
-# As the first argument of a callback, this stands for the events that happened (``gevent.core.GEVENT_CORE_EVENTS``).
+# A placeholder (``gevent.core.GEVENT_CORE_EVENTS``). Where it is the first argument of a callback, the callback gets
+# the events that happened instead.
 EVENTS = _core._HUB_EVENTS
 
 

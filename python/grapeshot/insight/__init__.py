@@ -65,7 +65,7 @@ _MODULE_OF = {
 
 __all__ = [*_MODULE_OF]  # noqa: PLE0604  # the keys are strings
 
-if not TYPE_CHECKING:  # hidden from type checkers, so that they report names that do not exist
+if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept names that do not exist
 
     def __getattr__(name):
         from importlib import import_module

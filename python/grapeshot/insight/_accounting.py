@@ -73,11 +73,11 @@ class Accounting:
         return self.text()
 
     def cpu_tallies(self) -> list[CpuTally]:
-        """Return the CPU time, with one row for all owners that are alike, and how much was used since ``since``."""
+        """Return a row for each group of owners that are alike: their CPU time, and its growth after ``since``."""
         return tally_cpu(self.cpu, None if self.since is None else self.since.cpu)
 
     def descriptor_tallies(self) -> list[Tally]:
-        """Return the number of descriptors, with one row for all that are alike, and how it grew since ``since``."""
+        """Return a row for each group of descriptors that are alike: their number, and its growth after ``since``."""
         before = None if self.since is None else tally_descriptors(self.since.descriptors)
         return tally_descriptors(self.descriptors, before)
 

@@ -1,8 +1,8 @@
 """CPU accounting: the observers of a loop's steps, and the CPU time that each task, coro and connection has used.
 
 The native loop reads the clocks around each step (``src/event_loop/probe/step.rs``) and calls the observers that are
-set here. While no observer is set, the CPU clock is not read. Only the loop's thread uses this module, but an owner may
-be freed in any thread.
+set here. While no observer is set, the CPU clock is not read. Only the loop's thread uses this module, but the tasks,
+coros and other objects whose CPU time is counted may be freed in any thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Cpu:
     """How often it ran: steps of a task, runs of a coro, events of a connection."""
     ended: int
     """The number of ended owners, all alike, whose times are added up. 0 for a single owner that is alive, and for
-    owners that do not support weak references, because nothing tells when these end."""
+    owners that do not support weak references, because their end cannot be noticed."""
     place: str | None = None
     """Where its function begins, as ``file:line``."""
     alike: str = dataclasses.field(default="", repr=False)
@@ -48,7 +48,7 @@ class Cpu:
 
 @dataclasses.dataclass
 class CpuTally:
-    """The CPU time of all that are alike: the same kind and function, and names that differ only in their numbers."""
+    """The CPU time of owners that are alike: the same kind and function, and names that differ only in numbers."""
 
     kind: str
     name: str
@@ -130,7 +130,7 @@ class Charges:
         # The accounts of owners that are alive, by id(owner). An object whose methods are callbacks has an account for
         # each method, by (id(owner), name).
         self._open: dict[int | tuple[int, str | None], _Open] = {}
-        # The accounts of owners that do not support weak references. Nothing tells when such an owner ends, so all
+        # The accounts of owners that do not support weak references. The end of such an owner cannot be noticed, so all
         # owners with the same subject share one account.
         self._named: dict[Subject, _Open] = {}
         # For owners that have ended and were alike: label, cpu_ns, steps and number of owners.

@@ -7,8 +7,8 @@
 | ``tls`` | ``grapeshot.tls`` | the start of each handshake, and its cipher or why it failed; the end of the input |
 
 ``io`` and ``tls`` cover transports only, not the sockets of coros and not ``sock_*``. The records have the level DEBUG.
-They go to stderr if the program has not configured logging. The variable is read once, when a loop is made while the
-variable is set. If it is not set, the only cost is the test of a flag for each read and send.
+They go to stderr if the program has not configured logging. The variable is read once, the first time that a loop is
+made while the variable is set. If it is not set, the only cost is the test of a flag for each read and send.
 """
 
 from __future__ import annotations

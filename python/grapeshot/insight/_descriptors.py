@@ -43,7 +43,8 @@ class Descriptor:
     """Where the program opened it. Known in debug mode for the loop's transports and servers, and for all sockets and
     files while tracemalloc is tracing."""
     alike: str = ""
-    """Its kind, its server or peer, and the function or protocol that uses it: the same for all that are alike."""
+    """Its kind, its server or peer, and the function or protocol that uses it. The text is the same for all descriptors
+    that are alike."""
 
     def __str__(self) -> str:
         owner = "" if self.owner is None else f": {self.owner}"

@@ -1,6 +1,6 @@
 """Measuring how long callbacks take: histograms in ``loop.statistics()``, and listeners for slow callbacks.
 
-It is off by default, because it costs two readings of the clock for each callback.
+Measuring is off by default, because it costs two readings of the clock for each callback.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RUN = lifecycle.run_forever.__code__
 _CHECK_S = (0.001, 0.05)
 # How long to wait for the end of the thread that checks, in seconds.
 _END_S = 1.0
-# The largest limit for slow callbacks. No callback takes that long, and in nanoseconds it fits the native loop's type.
+# The largest limit for slow callbacks. No callback takes that long, and the native loop can store it as nanoseconds.
 _NEVER_S = 1e9
 # The kind to report, where it differs from the subject's kind: a step of a connection is a call of its protocol.
 _KINDS = {"connection": "protocol"}

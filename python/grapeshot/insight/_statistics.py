@@ -104,8 +104,8 @@ class Statistics:
     """How long the loop's callbacks took. None if they were never measured; see
     :meth:`grapeshot.Loop.measure_callbacks`."""
     scheduling_delays: Histogram | None
-    """How long callbacks had to wait before they started: from the end of the callback that scheduled them, from the
-    return of the poll, or from the deadline of the timer. None if callbacks were never measured."""
+    """How long callbacks had to wait before they started, counted from the end of the callback that scheduled them,
+    from the return of the poll, or from the deadline of the timer. None if callbacks were never measured."""
 
 
 def statistics(self: BaseLoop) -> Statistics:

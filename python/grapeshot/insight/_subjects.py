@@ -77,7 +77,7 @@ def subject_of(what: Any) -> Subject:
 def _subject(kind: str, name: str, function: str, place: str | None) -> Subject:
     name = "" if _DEFAULT_NAME.fullmatch(name) else name
     if name and place is not None and place.startswith(_HERE):
-        # For a patched thread, or a client of a back door, the function is one of this package and says little.
+        # A patched thread and a client of a back door run an internal function, whose name says little.
         function, place = "", None
     return Subject(kind, name, function, place)
 

@@ -142,7 +142,7 @@ def tree(loop: asyncio.AbstractEventLoop | None = None) -> Tree:
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the loop that is running in this thread, even if the running coro hides it. None if no loop is running."""
+    """Return this thread's running loop, or None. A loop that the running coro hides from asyncio is returned, too."""
     loop: asyncio.AbstractEventLoop | None = _core._coro_running_loop()
     return asyncio._get_running_loop() if loop is None else loop
 
@@ -177,7 +177,7 @@ def _sockets(loop: Any) -> list[Socket]:
                 continue
             found.append(_describe(fd, owners.get(fd)))
         except OSError:
-            continue  # another thread has just closed it, or it was the descriptor that listed the directory
+            continue  # another thread has just closed it, or it was open only while `_open_fds` read the list
     return found
 
 

@@ -46,8 +46,8 @@ class Client:
     """Calls the methods of a :class:`Server` at ``host`` and ``port``, or at the Unix socket ``path``.
 
     Any number of tasks may make calls at the same time. All calls go through one connection, which the first call
-    opens. A call waits while the server does not read, or has as many calls under way as it accepts. A client belongs
-    to one event loop.
+    opens. A call waits while the server does not read, or while the server already has as many calls under way as it
+    accepts. A client belongs to one event loop.
 
     Args:
         ssl: the context for TLS. To send a client certificate, use its ``load_cert_chain``.

@@ -43,7 +43,7 @@ class RemoteError(RpcError):
     """A handler has raised an exception, or the server has refused the call.
 
     ``type_name`` is the qualified name of the exception's class, ``message`` its text, and ``traceback`` its formatted
-    traceback if the server sends them (``tracebacks=True``).
+    traceback if the server sends tracebacks (``tracebacks=True``).
     """
 
     def __init__(self, type_name: str, message: str, traceback: str | None = None) -> None:

@@ -3,9 +3,10 @@
     REQUEST ---> the handler ---> ends at once ------------------------> RESULT or ERROR
                      '-----> a Call, which watches the handler ---> done, cancelled, deadline ---> RESULT, ERROR, END
 
-When the transport is full of answers that the client has not read, at most one more request is handled. After that,
-only the calls under way, whose number is limited, can add answers to those in memory. This pause cannot cause a
-deadlock, because a :class:`Client` that stops reading always starts again in its loop's next iteration.
+When the transport is full of answers that the client has not read, the server handles at most one more request and
+then stops reading. From then on, only the calls under way, whose number is limited, can add answers to those in
+memory. This pause cannot cause a deadlock, because a :class:`Client` that stops reading always starts again in its
+loop's next iteration.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ use std::ptr;
 use pyo3::ffi;
 
 /// The maximum number of kept objects, of about 128 bytes each. After a burst of this many callbacks, new handles need
-/// no allocation, and so do not bring the next garbage collection nearer.
+/// no allocation, and so do not count towards the next garbage collection.
 const CAPACITY: usize = 16384;
 
 struct Stack {

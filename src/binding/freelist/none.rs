@@ -4,6 +4,7 @@ use pyo3::ffi;
 
 pub(crate) struct Freelist;
 
+#[expect(clippy::unused_self, reason = "the other freelist needs it")]
 impl Freelist {
     pub(crate) const fn new() -> Self {
         Self
@@ -24,7 +25,7 @@ impl Freelist {
     /// Frees an untracked, unreferenced object.
     ///
     /// # Safety
-    /// Attached; called from the tp_dealloc of the object, which does nothing more with it.
+    /// Attached; called from the `tp_dealloc` of the object, which does nothing more with it.
     pub(crate) unsafe fn give(&self, object: *mut ffi::PyObject) {
         // SAFETY: the caller gives up the object (contract). The instance's reference to its type is dropped last.
         unsafe {

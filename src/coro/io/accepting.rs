@@ -112,9 +112,9 @@ impl Operation for AcceptMany {
         let connections = new_objects::list(py)?;
         loop {
             // If something fails after connections have been accepted, they must not be lost. So a failed call of
-            // `accept` is ignored: if the error persists, the next call raises it. The exception of a connection that
-            // could not be made is reported. (But an exception such as `Interrupted` or KeyboardInterrupt ends the
-            // call, and the connections are closed.)
+            // `accept` is ignored: if the error persists, the next call raises it. If the socket object of a connection
+            // cannot be made, the exception is reported. (But an exception such as `Interrupted` or KeyboardInterrupt
+            // ends the call, and the connections are closed.)
             match accept(socket, surroundings) {
                 Ok(Ok(accepted)) => {
                     let made = connection(socket, accepted);

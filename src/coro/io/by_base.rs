@@ -1,5 +1,5 @@
-//! The methods of the base classes (`_socket.socket` and `socket.socket`), and calls that repeat such a method after a
-//! wait.
+//! The methods of the base classes (`_socket.socket` and `socket.socket`), and calls that repeat one of these methods
+//! after a wait.
 //!
 //! The arguments are converted once, before the first attempt: an iterable becomes a tuple, an object with `__index__`
 //! becomes an int, and a buffer stays exported until the call is over, so it cannot be resized during a wait. An
@@ -150,8 +150,8 @@ impl BaseCall {
         }
     }
 
-    /// Whether the call asked for urgent data and found none, in a state in which Python's own socket would wait: the
-    /// socket has a timeout, and there is nothing to read.
+    /// Whether the call asked for urgent data, found none, and has to wait. Python's own socket waits in this case if
+    /// it has a timeout and there is nothing to read.
     #[cold]
     fn finds_no_urgent_data(&self, socket: &Socket<'_>, error: &PyErr) -> bool {
         let py = socket.py();
@@ -237,7 +237,7 @@ fn receive_unread<'py>(
     Ok((!value.is_none()).then_some(value))
 }
 
-/// Converts the arguments of a call for all attempts. None if they do not fit the parameters.
+/// Converts the arguments of a call, once for all of its attempts. None if they do not fit the parameters.
 fn convert_arguments(
     socket: &Socket<'_>,
     method: Method,
@@ -371,8 +371,8 @@ fn tuple<'py>(
     Ok(new_objects::tuple(py, items)?.into_any())
 }
 
-/// A view of a bytes-like object. While the view exists, the object cannot be resized. A `bytes` object, which never
-/// changes, is returned itself, and so is an object that is not bytes-like.
+/// A view of a bytes-like object. While the view exists, the object cannot be resized. A `bytes` object needs no view,
+/// because it never changes. It is returned as it is, and so is an object that is not bytes-like.
 fn exported(object: Bound<'_, PyAny>) -> Bound<'_, PyAny> {
     if object.is_exact_instance_of::<PyBytes>() {
         return object;

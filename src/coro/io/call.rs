@@ -81,8 +81,8 @@ enum CallState {
     Waiting,
 }
 
-/// Runs a socket method that may wait. `operation`, the function in the method's row, makes an operation from the
-/// arguments.
+/// Runs a socket method that may wait. `operation`, the function that the method's `row!` names, makes an operation
+/// from the arguments.
 ///
 /// # Safety
 /// CPython has called a method of `slf`, an object of the native socket type, with these arguments.

@@ -1,8 +1,8 @@
 //! The methods that receive: `recv` and its relatives.
 //!
-//! `recv_exact` and the usual forms of `recv` and `recv_into` are implemented here. All other calls go to the base's
-//! own methods, so their arguments, results and errors are exactly Python's. When a wait is needed, the base's methods
-//! raise `BlockingIOError`.
+//! `recv_exact` and the usual forms of `recv` and `recv_into` (positional arguments, no flags) are implemented here.
+//! All other calls go to the base's own methods, so their arguments, results and errors are exactly Python's. When a
+//! wait is needed, the base's methods raise `BlockingIOError`.
 
 use std::io;
 use std::num::NonZeroUsize;

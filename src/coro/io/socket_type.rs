@@ -55,7 +55,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             method(call_plain),
             set_timeout,
             "settimeout(timeout, /)",
-            "Let calls wait for at most timeout seconds. None means without a limit, 0 means not at all."
+            "Let calls wait for at most timeout seconds. With None there is no limit; with 0, calls do not wait."
         ),
         row!(
             method(call_plain),

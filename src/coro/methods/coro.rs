@@ -78,8 +78,8 @@ fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     }
 }
 
-/// `_throw_later(exception)`: raises the exception in the coro's current or next wait. With None it takes a
-/// cancellation back.
+/// `_throw_later(exception)`: raises the exception in the coro's current or next wait. With None, it removes a pending
+/// cancellation.
 fn throw_later<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     match args.get(0) {

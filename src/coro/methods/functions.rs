@@ -314,8 +314,8 @@ pub(super) fn can_wait<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'
     Ok(bool_object(py, can_wait))
 }
 
-/// `_coro_set_undisturbed(flag)`: with true, an interruption ends the running coro's waits for the locks and queues of
-/// `threads` only if they have a time limit. Returns what was set before. Outside of a coro it does nothing.
+/// `_coro_set_undisturbed(flag)`: with true, an interruption ends the running coro's wait for a lock or queue of
+/// `threads` only if that wait has a time limit. Returns what was set before. Outside of a coro it does nothing.
 pub(super) fn set_undisturbed<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let flag = args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?;
     let before = running(py).is_some_and(|coro| coro.is_undisturbed.replace(flag));
@@ -347,7 +347,8 @@ pub(super) fn send_signal<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectRe
     };
     let current = py.import("_signal")?.getattr("getsignal")?.call1((&number,))?;
     let number: i32 = number.extract()?;
-    // With a GIL the handler cannot change in between, because the main thread would need the GIL for that.
+    // With a GIL the handler cannot change between the check and the signal, because the main thread would need the GIL
+    // to change it.
     let is_sent = current.is(&handler) && signals::send(number).is_ok();
     Ok(is_sent.into_pyobject(py)?.to_owned().into_any())
 }

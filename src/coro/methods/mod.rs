@@ -16,8 +16,8 @@ use crate::binding::args::Args;
 use crate::binding::rows::{add_function, row};
 use crate::event_loop::progress::Progress;
 
-/// Calls `begin`, the first function of a row. If `begin` returns `MustWait`, this waits and then calls `finish`, the
-/// second function: see `suspension::wait_at_boundary`.
+/// Calls `begin`, the first of the two functions that a `row!` names. If `begin` returns `MustWait`, this waits and
+/// then calls `finish`, the second function: see `suspension::wait_at_boundary`.
 ///
 /// # Safety
 /// CPython has called a function with these arguments. If `begin` returns `MustWait`, it has met the conditions of
@@ -233,7 +233,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::shut_down,
             _coro_shut_down,
-            "Shut down this thread's coros of a loop, which need not be running. Return how many are left."
+            "Shut down the coros that this thread has for a loop, running or not. Return how many coros are left."
         ),
         row!(
             function,
@@ -263,7 +263,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::set_undisturbed,
             _coro_set_undisturbed,
-            "Set whether the running coro, when it is interrupted, goes on waiting for a lock that threads share."
+            "Set whether interruptions leave the running coro waiting for locks and queues that threads share."
         ),
         row!(
             function,

@@ -104,8 +104,8 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<String>> {
 }
 
 /// Whether the JIT compiler is on in this process. It cannot be switched on later. The JIT compiler of 3.14 may free
-/// code that is still running. Suspended stacks and calls of the evaluation loop hold references to this code, but the
-/// compiler ignores these references.
+/// code that is still running. Suspended stacks, and calls of the evaluation loop from such code, hold references to
+/// the code, but the compiler ignores these references.
 fn jit_is_enabled(py: Python<'_>) -> PyResult<bool> {
     let Some(jit) = py.import("sys")?.getattr_opt("_jit")? else {
         return Ok(false);
@@ -239,7 +239,7 @@ unsafe fn has_root_frame(thread: *mut u8) -> bool {
 }
 
 /// Checks that `previous` of the innermost frame leads to its caller, past the entry frames on this thread's stack
-/// (3.12 and later).
+/// (3.12 and later; see the module `frames`).
 unsafe fn has_caller(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult<bool> {
     /// An entry frame is at most this far above this function on the stack.
     const STACK_LEN: usize = 8 * 1024 * 1024;

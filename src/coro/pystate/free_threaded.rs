@@ -1,5 +1,5 @@
 //! The parts of a thread state that exist only in free-threaded builds, and what the garbage collector of these builds
-//! has to know of a stack that does not run.
+//! has to know about a stack that does not run.
 //!
 //! **Critical sections.** `PyThreadState.critical_section` is the head of a list of the locks that C code on the stack
 //! holds (`Include/internal/pycore_critical_section.h`). For example, `list.sort` holds the lock of its list while it
@@ -97,7 +97,7 @@ impl Unlocked {
         self.forks = forks();
     }
 
-    /// Copies the deferred references of the list of stack references, because the stack is about to be evicted.
+    /// Copies the deferred references from the list of stack references, because the stack is about to be evicted.
     ///
     /// # Safety
     /// The state belongs to a suspended stack, which is in its place.
@@ -143,7 +143,7 @@ impl Unlocked {
         let is_finalizing = unsafe { ffi::Py_IsFinalizing() } != 0;
         if arg.is_null() || is_finalizing {
             // While the interpreter exits, no coro is resumed (`may_run`), and CPython frees objects to which only
-            // deferred references are left.
+            // deferred references are left. So the references here may be dangling.
             return 0;
         }
         let mut report = |object: Option<*mut ffi::PyObject>| match object {
@@ -329,7 +329,8 @@ unsafe fn has_critical_section(py: Python<'_>, thread: *mut u8) -> bool {
 unsafe fn has_stack_refs(py: Python<'_>) -> PyResult<bool> {
     /// A node is at most this far above this function on the stack.
     const STACK_LEN: usize = 64 * 1024;
-    // SAFETY: called attached. The field is null or a node on this stack, which the bounds confirm before it is read.
+    // SAFETY: called attached. The field is null or points to a node on this stack. The bounds are checked before the
+    // node is read.
     let innermost = PyCFunction::new_closure(py, None, None, |_, _| unsafe {
         let node: *mut u8 = *field(ffi::PyThreadState_Get().cast(), imp::STACK_REFS);
         let here = (&raw const node).addr();

@@ -1,17 +1,10 @@
-//! Instruments the code of the frames on suspended stacks, on 3.15 and on free-threaded 3.14.
+//! Instruments the code of the frames on suspended stacks, on 3.15.
 //!
 //! When a tool is switched on (`sys.monitoring`, `sys.settrace`, `sys.setprofile`), CPython instruments the code of all
 //! frames that it finds through the thread states, and later any code when it is entered. It misses the frames of
-//! stacks that are suspended at that moment, and later reports no events for them. That has two consequences, so the
-//! code of these frames is instrumented before they continue:
-//!
-//! - CPython 3.15 crashes if an exception is raised in such a frame, because it assumes that the code has monitoring
-//!   data.
-//! - Without a GIL, memray sets its profile function first and reads the frames of all threads later. A coro that was
-//!   suspended at the first moment may run at the second one. memray would then keep a pointer to each of its frames,
-//!   and never learn that the frame has returned.
-//!
-//! Elsewhere only the events are missing.
+//! stacks that are suspended at that moment. CPython 3.15 crashes if an exception is raised in such a frame, because it
+//! assumes that the code has monitoring data. So the code of these frames is instrumented before they continue. Earlier
+//! versions do not crash; they only report fewer events for such frames.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -19,7 +12,6 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 
 use super::{field, frame_object, imp};
 
@@ -28,16 +20,12 @@ const FLAGS: usize = 0xff;
 
 type Instrument = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyInterpreterState) -> c_int;
 
-/// `_Py_Instrument` (`Include/internal/pycore_code.h`): does nothing if the code is up to date. CPython exports it from
-/// 3.15 on.
+/// `_Py_Instrument` (`Include/internal/pycore_code.h`): does nothing if the code is up to date.
 static INSTRUMENT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Finds the interpreter's function. Returns an error text if it is missing and nothing else can be used.
+/// Finds the interpreter's function. Returns an error text if it is missing.
 pub(super) fn look_up() -> Option<&'static str> {
     imp::EVAL_BREAKER?; // None: not needed
-    if cfg!(not(Py_3_15)) {
-        return None;
-    }
     // SAFETY: a name that ends in NUL; the default search order includes the interpreter.
     let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_Py_Instrument".as_ptr()) };
     INSTRUMENT.store(function, Ordering::Relaxed);
@@ -46,8 +34,8 @@ pub(super) fn look_up() -> Option<&'static str> {
         .then_some("coros need the function _Py_Instrument, which this interpreter does not export")
 }
 
-/// The version of the instrumentation that code must have now. It changes when a tool is switched on or off, and is
-/// always 0 where suspended code is not instrumented.
+/// The version of the instrumentation that code must have now. It changes when a tool is switched on or off. It is
+/// always 0 before 3.15.
 ///
 /// # Safety
 /// `thread` is a live thread state.
@@ -70,66 +58,22 @@ pub(in crate::coro) unsafe fn version(thread: *mut ffi::PyThreadState) -> usize 
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn update(py: Python<'_>, innermost: *mut u8) -> PyResult<()> {
-    // SAFETY: the getters give new references, or null at the end of the chain; a frame keeps its code. Nothing here
-    // runs Python code, so the chain stays as it is.
+    let function = INSTRUMENT.load(Ordering::Relaxed);
+    if function.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the pointer is a function of this type, found at import. The getters give new references, or null at the
+    // end of the chain; a frame keeps its code. Nothing here runs Python code, so the chain stays as it is.
     unsafe {
+        let instrument = std::mem::transmute::<*mut c_void, Instrument>(function);
         let mut next = frame_object(py, innermost);
         while let Some(frame) = next {
             let code = Bound::from_owned_ptr(py, ffi::PyFrame_GetCode(frame.as_ptr().cast()).cast());
-            instrument(&code)?;
+            if instrument(code.as_ptr(), ffi::PyInterpreterState_Get()) != 0 {
+                return Err(PyErr::fetch(py));
+            }
             next = Bound::from_owned_ptr_or_opt(py, ffi::PyFrame_GetBack(frame.as_ptr().cast()).cast());
         }
-    }
-    Ok(())
-}
-
-/// Instruments a code object unless it is up to date.
-///
-/// # Safety
-/// `code` is a code object.
-unsafe fn instrument(code: &Bound<'_, PyAny>) -> PyResult<()> {
-    let function = INSTRUMENT.load(Ordering::Relaxed);
-    // SAFETY: by the contract; attached. The pointer is a function of this type, found at import.
-    unsafe {
-        if function.is_null() {
-            let Some(offset) = imp::CODE_VERSION else {
-                return Ok(());
-            };
-            let is_current =
-                *field::<usize>(code.as_ptr().cast(), offset) == version(ffi::PyThreadState_Get());
-            return if is_current {
-                Ok(())
-            } else {
-                instrument_as_a_tool(code)
-            };
-        }
-        let instrument = std::mem::transmute::<*mut c_void, Instrument>(function);
-        if instrument(code.as_ptr(), ffi::PyInterpreterState_Get()) != 0 {
-            return Err(PyErr::fetch(code.py()));
-        }
-    }
-    Ok(())
-}
-
-/// Instruments a code object where CPython does not export its function: it also does so for a tool that switches an
-/// event on in one code object. The tool has no callback, so nobody sees the event.
-///
-/// If the tool is refused, the code stays as it is, and only its events are missing.
-fn instrument_as_a_tool(code: &Bound<'_, PyAny>) -> PyResult<()> {
-    static TOOL: PyOnceLock<Option<u8>> = PyOnceLock::new();
-    let py = code.py();
-    let monitoring = py.import("sys")?.getattr("monitoring")?;
-    // The numbers that PEP 669 leaves to anybody. The tool stays, because removing it would put all code out of date.
-    let take = |number: &u8| {
-        monitoring
-            .call_method1("use_tool_id", (*number, "grapeshot.coro"))
-            .is_ok()
-    };
-    if let Some(tool) = TOOL.get_or_init(py, || [4, 3].into_iter().find(take)) {
-        let start = monitoring.getattr("events")?.getattr("PY_START")?;
-        let _ = monitoring
-            .call_method1("set_local_events", (*tool, code, start))
-            .and_then(|_| monitoring.call_method1("set_local_events", (*tool, code, 0)));
     }
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! Keeps free chunks of data stacks for the next calls that need one.
 //!
 //! CPython maps a chunk of 16 KiB when a frame does not fit into the last chunk, and unmaps it as soon as that frame
-//! returns. When the small root chunk of a coro (`chunk`) is full, each call would cost a mapping, a page fault and an
-//! unmapping. Chunks come from the interpreter's arena allocator, so an allocator in front of it keeps some of them.
+//! returns. So while the small root chunk of a coro (`chunk`) is full, CPython alone would do a mapping, a page fault
+//! and an unmapping for each call. Chunks come from the interpreter's arena allocator, so an allocator in front of it
+//! keeps some of them.
 //!
 //! There is one allocator for the process. Any attached thread may call it, for example when a Python frame needs a new
 //! chunk.

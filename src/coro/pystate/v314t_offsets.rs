@@ -3,7 +3,7 @@
 
 offsets! {
     INTERP: usize = 16 => "void *" PyThreadState.interp;
-    EVAL_BREAKER: Option<usize> = Some(24) => "uintptr_t" PyThreadState.eval_breaker;
+    EVAL_BREAKER: Option<usize> = None;
     RECURSION_REMAINING: usize = 48 => "int" PyThreadState.py_recursion_remaining;
     RECURSION_LIMIT: usize = 52 => "int" PyThreadState.py_recursion_limit;
     RECURSION_HEADROOM: usize = 56 => "int" PyThreadState.recursion_headroom;

@@ -18,7 +18,8 @@ pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 pub(super) const HAS_ENTRY_FRAMES: bool = true;
 
 /// The chain of frames ends in the thread's base frame. Nothing runs in that frame or changes it, so all chains of the
-/// thread may share it. The sampling profiler (`profiling.sampling`) drops samples whose chain does not lead to it.
+/// thread may share it. The sampling profiler (`profiling.sampling`) drops samples whose chain does not lead to that
+/// frame.
 ///
 /// # Safety
 /// `thread` is a live thread state.

@@ -27,8 +27,8 @@ pub(in crate::coro) enum Limit {
 }
 
 impl Limit {
-    /// Reads `block=True, timeout=None`. If `block` is false, the timeout is checked but not used. A timeout of 0 or
-    /// less means not to wait.
+    /// Reads `block=True, timeout=None`. If `block` is false, the timeout is checked but not used. With a timeout of 0
+    /// or less, the method does not wait.
     #[cold]
     pub(in crate::coro) fn new(
         block: Option<Bound<'_, PyAny>>,

@@ -213,7 +213,7 @@ impl Call {
     }
 }
 
-/// Runs a method that waits in steps. `step`, the function in the method's row, makes one step; see
+/// Runs a method that waits in steps. `step`, the function that the method's `row!` names, makes one step; see
 /// `suspension::wait_in_steps`. `S` is the state of the method, which stays on the stack during the waits.
 ///
 /// # Safety

@@ -150,8 +150,8 @@ fn release<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> 
 }
 
 fn give(this: Semaphore<'_>, count: i64) -> PyResult<()> {
-    // This check does not count the permits that coros hold. So releasing those later may fail here, and a coro that
-    // gives its permit back in `wait_for` could overflow, but only with far more permits than any program uses.
+    // This check does not count the permits that coros hold. So releasing those later may fail here, and the sum could
+    // overflow where `wait_for` gives permits back, but only with far more permits than any program uses.
     let Some(sum) = this.available.get().checked_add(count) else {
         return Err(PyOverflowError::new_err("too many permits"));
     };

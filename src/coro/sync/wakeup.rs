@@ -27,7 +27,7 @@ use crate::event_loop::progress::Progress;
 pub(super) struct WakeupObject {
     head: Head,
     has_come: Cell<bool>,
-    /// The coro, from the moment in which it is suspended until it runs again; else null.
+    /// The coro, from the moment when it is suspended until it runs again; else null.
     waiter: Cell<*mut CoroObject>,
 }
 
@@ -62,7 +62,8 @@ unsafe impl Primitive for WakeupObject {
     }
 }
 
-/// One step of `wait` or `wait_quietly`. Their state is `has_begun`; once it is true, an error is an interruption.
+/// One step of `wait` or `wait_quietly`. `has_begun` is the state of the call. If it is true when a step fails, the
+/// error is an interruption.
 #[inline]
 fn step(
     this: Wakeup<'static>,

@@ -232,7 +232,7 @@ fn methods<const R: bool>() -> Vec<ffi::PyMethodDef> {
             method,
             <const R: bool> acquire_restore::<R>,
             thread_lock._acquire_restore,
-            "Acquire the lock as often as before, for Condition.wait()."
+            "Acquire the lock again, as many times as it was held before, for Condition.wait()."
         ),
     ]
 }

@@ -175,7 +175,8 @@ fn set_capacity<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -
 
 // ---- for tasks ----------------------------------------------------------------------------------------------------
 
-/// `_try_get(absent)`: removes and returns the oldest item, or returns `absent` if there is none.
+/// `_try_get(absent)`: removes and returns the oldest item, or returns `absent` if there is none. Like `_get_promised`,
+/// it raises the error of a closed queue if the queue is closed and empty.
 fn try_get<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     in_section(this, || {
@@ -269,7 +270,7 @@ fn put_reserved<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -
     Ok(none(py))
 }
 
-/// `_is_finished()`: whether there are no unfinished items.
+/// `_is_finished()`: whether the work on all items is done.
 fn is_finished<'py>(this: Shared<'py, false>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let count = with_critical_section(this, || this.unfinished.get());
     Ok(bool_object(this.py(), count == 0))
@@ -302,7 +303,7 @@ fn methods<const C: bool>() -> Vec<ffi::PyMethodDef> {
             method,
             <const C: bool> enter::<C>,
             shared_queue._enter,
-            "Let the running task wait. Return the future to await, or None if it need not wait."
+            "Let the running task wait. Return the future to await, or None if the task need not wait."
         ),
         row!(
             method,
@@ -357,7 +358,7 @@ pub(super) fn make_queue_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bo
             method,
             get_nowait::<false>,
             shared_queue.get_nowait,
-            "Remove and return the oldest item. If there is none, raises queue.Empty, or ShutDown after a shutdown()."
+            "Remove and return the oldest item. If there is none, raises queue.Empty (ShutDown after shutdown())."
         ),
         row!(
             method,
@@ -376,7 +377,7 @@ pub(super) fn make_queue_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bo
             shutdown,
             shared_queue.shutdown,
             "\
-                Shut the queue down: put() raises ShutDown from now on, and get() when no items are left.\n\n\
+                Shut the queue down: put() raises ShutDown from now on, and get() once no items are left.\n\n\
                 If immediate is true, the items that are left are dropped."
         ),
         row!(
@@ -450,13 +451,13 @@ pub(super) fn make_channel_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<
             method,
             get_nowait::<true>,
             shared_channel.receive_nowait,
-            "Remove and return the oldest item. If there is none, raises TimeoutError, or ClosedError after a close()."
+            "Remove and return the oldest item. If there is none, raises TimeoutError (ClosedError after close())."
         ),
         row!(
             method,
             close,
             shared_channel.close,
-            "Close the channel: send() raises ClosedError from now on, and receive() when no items are left."
+            "Close the channel: send() raises ClosedError from now on, and receive() once no items are left."
         ),
         row!(
             method,

@@ -357,10 +357,24 @@ fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool
     Ok(true)
 }
 
-/// Takes `source`, waiting for it in spite of all interruptions. A coro gets the interruptions at its next wait. If a
-/// signal handler raises an exception in a real thread, it is raised here once the thread has taken `source`.
+/// Takes `source`, waiting for it in spite of all interruptions. A coro gets the interruptions at its next wait. In a
+/// real thread, signal handlers may raise exceptions during the wait. The first of these exceptions is raised here once
+/// the thread has taken `source`.
 pub(super) fn take_undisturbed(py: Python<'_>, source: &impl Source) -> PyResult<()> {
     let mut interruptions = Vec::new();
+    let taken = take_and_collect(py, source, &mut interruptions);
+    match runtime::current_anywhere(py) {
+        Some(coro) => interruptions
+            .into_iter()
+            .rev()
+            .try_for_each(|error| interruption::put_back(coro, error))
+            .and(taken),
+        None => interruptions.into_iter().next().map_or(taken, Err),
+    }
+}
+
+/// Takes `source`, and adds the exceptions that interrupted the waits to `interruptions`.
+fn take_and_collect(py: Python<'_>, source: &impl Source, interruptions: &mut Vec<PyErr>) -> PyResult<()> {
     while !source.take(py) {
         let way = find_way(py, source, Limit::Endless)?;
         if source.take(py) {
@@ -374,13 +388,7 @@ pub(super) fn take_undisturbed(py: Python<'_>, source: &impl Source) -> PyResult
             break;
         }
     }
-    match runtime::current_anywhere(py) {
-        Some(coro) => interruptions
-            .into_iter()
-            .rev()
-            .try_for_each(|error| interruption::put_back(coro, error)),
-        None => interruptions.into_iter().next().map_or(Ok(()), Err),
-    }
+    Ok(())
 }
 
 /// Decides how the caller waits. A coro leaves its stack if it can. If no coro is running, the thread blocks. A coro
@@ -409,7 +417,7 @@ fn find_way<'py>(py: Python<'py>, source: &impl Source, limit: Limit) -> PyResul
 #[cold]
 fn cannot_wait(py: Python<'_>, what: &str, why: &PyErr) -> PyErr {
     PyRuntimeError::new_err(format!(
-        "{}; blocking the thread instead might last forever, because {what}",
+        "{}; blocking the thread instead might never end, because {what}",
         why.value(py)
     ))
 }

@@ -14,8 +14,9 @@
 //!   throw() and close() lead from [ created ] and [ suspended ] to [ closed ], and end the wait; but throw() leads
 //!   to [ suspended ] if a coroutine that this one drives catches the exception and waits again
 //! ```
-//! `collections.abc.Coroutine` recognizes the objects by their methods. A task takes their steps through `am_send`, and
-//! an `await` through `tp_iternext`. The objects have no frame, and only the loop's thread may use them.
+//! `collections.abc.Coroutine` recognizes the objects by their methods. A task takes a coroutine's steps through
+//! `am_send`. An `await` takes them through `tp_iternext`. The objects have no frame, and only the loop's thread may
+//! use them.
 
 mod attributes;
 mod object;

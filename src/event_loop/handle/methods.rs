@@ -187,7 +187,8 @@ fn call_of(this: This<'_, HandleObject>) -> PyResult<(Bound<'_, PyAny>, Bound<'_
     })
 }
 
-/// Orders timers by deadline, and compares all that they have, as `asyncio.TimerHandle` does.
+/// Orders timers by deadline. Two timers are equal if their deadlines, callbacks, arguments and cancelled flags are
+/// equal, as with `asyncio.TimerHandle`.
 unsafe extern "C" fn compare_timers(
     a: *mut ffi::PyObject,
     b: *mut ffi::PyObject,

@@ -241,7 +241,7 @@ impl HandleRef {
 
     /// Reports a queue's handle to the collector. A tracked handle is reported itself. If the handle is untracked and
     /// only the queue holds it, its referents are reported in its place. If it is untracked and has other holders,
-    /// nothing is reported, so the collector takes its referents for reachable.
+    /// nothing is reported, so the collector treats its referents as reachable.
     ///
     /// # Safety
     /// Only the collector may call this, with its own `visit` and `arg`.

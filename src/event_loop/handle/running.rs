@@ -32,9 +32,8 @@ impl<'py> Handle<'py> {
         result
     }
 
-    /// `run` for a handle that runs once and has no more than `INLINE_ARGS` arguments, in builds with the GIL. The
-    /// references to callback, arguments and context move out of the handle, so the call needs no additional
-    /// references.
+    /// `run` for a handle that runs once and has its arguments inline, in builds with the GIL. The references to
+    /// callback, arguments and context move out of the handle, so the call needs no additional references.
     #[inline(always)]
     fn run_moved(self) -> PyResult<()> {
         let (this, py) = (self, self.py());
@@ -147,8 +146,8 @@ impl<'py> Handle<'py> {
         }
     }
 
-    /// `forget_call`, unless other code keeps the handle. Called in debug mode, in which such a handle still shows its
-    /// callback after the run. Because the handle keeps its references, the collector must track it.
+    /// `forget_call`, unless other code keeps the handle. Called in debug mode, in which a handle that other code keeps
+    /// still shows its callback after the run. Because the handle keeps its references, the collector must track it.
     pub(crate) fn forget_call_unless_kept(self) {
         if self.is_kept() {
             self.track();
@@ -157,8 +156,8 @@ impl<'py> Handle<'py> {
         }
     }
 
-    /// `run` for handles that run repeatedly or have more than `INLINE_ARGS` arguments, and in free-threaded builds for
-    /// all handles.
+    /// `run` for handles that run repeatedly or have their arguments in a tuple, and in free-threaded builds for all
+    /// handles.
     fn run_kept(self) -> PyResult<()> {
         let result = self.run_and_keep();
         self.forget_call();

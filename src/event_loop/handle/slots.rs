@@ -2,8 +2,7 @@
 //!
 //! The handle itself stores what the loop needs: callback, arguments, context, the cancelled flag, the deadline. All
 //! other values that a program sets, and the mark of a deleted attribute, go to a dict. The dict takes the place of the
-//! source traceback (`flag::HAS_EXTRAS`), so handles are not larger or slower if a program does not set their
-//! attributes.
+//! source traceback (`flag::HAS_EXTRAS`), so handles without this dict are neither larger nor slower.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -40,7 +39,7 @@ const SLOTS: [(Slot, &CStr, &CStr); 9] = [
     (
         Slot::Callback,
         c"_callback",
-        c"The callable; None once cancelled, and usually once run.",
+        c"The callable; None after cancel(), and usually after the run.",
     ),
     (
         Slot::Args,

@@ -164,14 +164,14 @@ pub(crate) struct RunClock {
     /// When the current run began; 0 outside of a run.
     since_ns: Counter,
     since_ticks: Counter,
-    /// The number of changes of the fields of runs, times two; odd while they change.
+    /// Twice the number of changes to the fields that `runs` reads; odd during a change.
     changes: AtomicU64,
     /// The largest durations that `durations_ns` has returned. Each call computes the length of a tick again, so
     /// without these maxima a result could be smaller than an earlier one.
     reported_ns: [AtomicU64; 2],
 }
 
-/// How often `RunClock::runs` reads the fields again.
+/// The maximum number of times that `RunClock::runs` reads the fields.
 const MAX_TRIES: usize = 1000;
 
 impl RunClock {
@@ -203,7 +203,7 @@ impl RunClock {
         });
     }
 
-    /// Changes the fields of runs. A thread that reads them meanwhile reads them again (this is a sequence lock).
+    /// Changes the fields that `runs` reads. A thread that reads them meanwhile reads them again (a sequence lock).
     fn change(&self, body: impl FnOnce()) {
         let changes = self.changes.load(Ordering::Relaxed);
         self.changes.store(changes + 1, Ordering::Relaxed);
@@ -212,7 +212,8 @@ impl RunClock {
         self.changes.store(changes + 2, Ordering::Release);
     }
 
-    /// Returns the finished runs in nanoseconds and in ticks, and since when the current run lasts in the same units.
+    /// Returns how long the finished runs took, in nanoseconds and in ticks, and when the current run began, in the
+    /// same units.
     fn runs(&self) -> [u64; 4] {
         let mut tries = 0;
         loop {

@@ -71,7 +71,7 @@ impl Measuring {
         self.polled_ns.set(clock::now_ns());
     }
 
-    /// Called when the ready queue has been emptied, and when measuring starts.
+    /// Called when all entries of the ready queue are removed without being run, and when measuring starts.
     pub(super) fn forget_marks(&self) {
         self.marks.borrow_mut().clear();
         self.taken.set(0);

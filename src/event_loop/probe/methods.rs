@@ -163,7 +163,7 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             threadsafe_method,
             running_since,
             Loop._running_since_ns,
-            "When the running step began, or None; needs measuring to be on."
+            "When the running step began; None if no step runs or measuring is off."
         ),
         row!(
             method,

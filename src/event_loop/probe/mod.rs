@@ -145,7 +145,7 @@ impl Probe {
         self.measuring.get().map(Box::as_ref)
     }
 
-    /// Called when the ready queue is emptied.
+    /// Called when all entries of the ready queue are removed without being run.
     pub(super) fn forget_marks(&self) {
         if let Some(measuring) = self.measured() {
             measuring.forget_marks();

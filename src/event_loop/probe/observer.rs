@@ -1,5 +1,5 @@
-//! Keeps the observer, which is called before and after the loop runs something (`probe/step.rs`). It is the watchdog
-//! of the coro mode.
+//! Keeps the observer, which is called before and after the loop runs something (`probe/step.rs`). The observer is the
+//! watchdog of the coro mode.
 //!
 //! At the start of a run, a loop checks whether its thread is observed, and sets or clears `Mode::OBSERVED`. If the bit
 //! is clear, the observer costs nothing per step, because the loop tests all bits of `Mode::STEPS` at once.

@@ -9,7 +9,7 @@ use crate::binding::current_thread;
 pub(crate) struct Access {
     /// The thread that has claimed the loop; 0 if there is none.
     owner: AtomicU64,
-    /// The owner does not run the loop, but only one of its coros (`borrowed`). Only the owner uses this field.
+    /// Whether the owner runs only one of the loop's coros, not the loop (`borrowed`). Only the owner uses this field.
     is_borrowed: Cell<bool>,
     /// In free-threaded builds: the threads inside `LoopObject::with_loop_access` while no thread runs the loop. Used
     /// only inside the loop's critical section. A thread gives up that section while it waits for another thread, so

@@ -139,9 +139,9 @@ pub(crate) fn may_wait<T: Flushable>(this: This<'_, T>, new_len: usize) -> bool 
     clock::coarse_ns().saturating_sub(held.since_ns()) < LATE_NS
 }
 
-/// Whether a write of `new_len` bytes, after which `len_bytes` are unsent, is small enough to be held. A write above
-/// the high watermark is not: it must be sent at once, because the amount that the kernel takes decides whether
-/// `pause_writing` is called.
+/// Whether a write of `new_len` bytes, after which `len_bytes` are unsent, is small enough to be held. A write that
+/// brings the unsent data above the high watermark is not. It must be sent at once, because the amount that the kernel
+/// takes decides whether `pause_writing` is called.
 #[inline]
 fn is_small<T: Flushable>(this: This<'_, T>, new_len: usize, len_bytes: usize) -> bool {
     new_len <= HELD_WRITE_LEN && len_bytes <= T::HELD_LEN && len_bytes <= this.high_watermark()

@@ -208,8 +208,8 @@ impl Held {
     }
 }
 
-/// While this exists, the writes in the steps of one loop are held. A step of another loop may be what runs this one.
-/// The writes of that outer loop are then sent at once.
+/// While this exists, the writes in the steps of one loop are held. That loop may itself run inside a step of another
+/// loop. The writes of the outer loop are then sent at once.
 pub(super) struct Holding<'a> {
     held: &'a Held,
     /// The list of the outer loop; null if there is none.

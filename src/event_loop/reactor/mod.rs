@@ -293,12 +293,12 @@ impl Reactor {
         self.descriptors.drop_work();
     }
 
-    /// Reports the references that the parts hold, except for those in the inbox, whose objects the collector takes for
-    /// reachable.
+    /// Reports the references that the parts hold, except for those in the inbox. The collector treats the inbox's
+    /// objects as reachable.
     ///
     /// # Safety
     /// Only the collector may call this, with its own `visit` and `arg`. A part whose `RefCell` is borrowed at that
-    /// moment reports nothing, so the collector takes the part's objects for reachable.
+    /// moment reports nothing, so the collector treats the part's objects as reachable.
     pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: by the contract.
         unsafe {

@@ -134,7 +134,7 @@ impl Signals {
         if has_handlers(event_loop) {
             return;
         }
-        // The call fails only in a thread that could not have set the descriptor either.
+        // The call fails only in a thread that may not set the descriptor. In such a thread, this run has not set it.
         if let Ok(current) = set_wakeup_fd(py, -1)
             && current != -1
             && current != fd

@@ -251,8 +251,8 @@ impl Body for DatagramBody {
         ]
     }
 
-    /// An address that only the socket module understands may be any object. Everything else that is queued is bytes,
-    /// which cannot be part of a cycle.
+    /// An address that only the socket module understands may be any object, so the collector must see it. Everything
+    /// else that is queued is bytes, which cannot be part of a cycle.
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let Ok(outgoing) = self.outgoing.try_borrow() else {
             return 0;

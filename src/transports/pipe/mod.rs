@@ -5,9 +5,9 @@
 //! - `reading`, `writing`: the two ends
 //! - `methods`: the Python methods and attributes
 //!
-//! A transport is used on the loop's thread only, except that any thread may call `close`, `abort` and `is_closing`. It
-//! owns the pipe object that it was given; the pipe object owns the descriptor and is closed exactly once. All fields
-//! that change are cells or atomics, because a call into Python may re-enter every method.
+//! A transport is used on the loop's thread only, except that any thread may call `close`, `is_closing` and, at the
+//! writing end, `abort`. It owns the pipe object that it was given; the pipe object owns the descriptor and is closed
+//! exactly once. All fields that change are cells or atomics, because a call into Python may re-enter every method.
 
 mod lifecycle;
 mod methods;

@@ -98,8 +98,8 @@ fn pause_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> 
 fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     if !this.flags.has(Flags::CLOSING) && this.flags.has(Flags::PAUSED) {
         this.flags.clear(Flags::PAUSED);
-        // If no data came during the pause, the poller was not changed and `sync_interest` does nothing. Data may have
-        // come since the last poll, and as in asyncio, the next iteration must handle it.
+        // The socket may have data by now. As in asyncio, the next iteration must handle that data, so it must poll.
+        // `sync_interest` does not ensure this: it does nothing if the poller was not changed during the pause.
         this.reactor().descriptors.poll_next(Interest::READ);
         sync_interest(this)?;
         object::log_change(this, "%r resumes reading")?;

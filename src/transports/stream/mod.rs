@@ -345,9 +345,9 @@ pub(crate) fn is_closing(transport: &Bound<'_, PyAny>) -> PyResult<bool> {
     StreamObject::with_access(this, || Ok(this.flags.has(Flags::CLOSING)))
 }
 
-/// `transport.write(data)` for native callers, for a transport for which `has_own_methods` has returned true. Native
-/// callers have already collected all data that belongs together. So the data is sent at once, unless a callback of the
-/// transport's own protocol is running.
+/// `transport.write(data)` for native callers. Requires that `has_own_methods` has returned true for the transport.
+/// Native callers have already collected all data that belongs together. So the data is sent at once, unless a callback
+/// of the transport's own protocol is running.
 #[inline]
 pub(crate) fn write(transport: &Bound<'_, PyAny>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
     debug_assert!(is_stream(transport));

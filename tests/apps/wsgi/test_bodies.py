@@ -117,7 +117,7 @@ def test_a_client_that_goes_within_a_body() -> None:
 
 
 def test_the_body_of_a_request_whose_upgrade_is_ignored() -> None:
-    """llhttp takes the bytes after an upgrade for data of the other protocol, but a proxy may take them for a body."""
+    """llhttp takes the bytes after an upgrade for data of the new protocol, but a proxy may take them for a body."""
     inner = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
     fields = [b"Content-Length: %d" % len(inner), b"Transfer-Encoding: chunked"]
     for field, body in zip(fields, [inner, b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner)], strict=True):

@@ -456,7 +456,10 @@ def test_hooks_patches_and_a_quick_end(start: Start) -> None:
 
 @pytest.mark.parametrize("config", ["", "from grapeshot import coro\ncoro.patch()\n"], ids=["late", "first"])
 def test_preload(start: Start, config: str) -> None:
-    """The master imports the application, which contains `from time import sleep`."""
+    """The master imports the application, which contains `from time import sleep`.
+
+    Even so, a request that calls this `sleep` does not delay other requests.
+    """
     server = start("coros", "--preload", config=config)
     with Wire(server.port) as waiting:
         waiting.send(head("GET", "/until/go"))

@@ -63,7 +63,7 @@ def texts(warned, name, kind):
 
 
 def spin(seconds=0.03):
-    """Keep busy until the coarse clock has advanced by some milliseconds."""
+    """Keep busy for several ticks of the coarse clock that measures runs."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass

@@ -198,7 +198,7 @@ def test_an_iterator_that_raises(world):
         near, far = world.pair()
         with near, far:
             for call in (near.sendmsg, near.recvmsg_into):
-                # CPython 3.14 raises a TypeError instead, whose text says that the iterator is not iterable.
+                # CPython 3.14 instead raises a TypeError whose text says that the iterator is not iterable.
                 with pytest.raises((LookupError, TypeError) if world.kind == "plain" else LookupError):
                     call(items())
 

@@ -149,7 +149,7 @@ def test_a_descriptor_that_was_closed_behind_the_back_of_the_object():
             check(near)
         return near
 
-    # Check again while no coro runs. The wait must refuse the number -1 itself, because `poll` ignores it.
+    # Check again while no coro runs. The wait must refuse the number -1, because `poll` ignores negative numbers.
     check(coro.run(main))
 
 
@@ -208,7 +208,7 @@ def test_init_once_more_for_a_socket_of_another_kind():
 
 
 def test_init_once_more_with_the_same_number():
-    """The earlier registration belonged to the file that had the number before, so it is not used for the new file."""
+    """The loop's registration belongs to the file that had the number before, so it is not used for the new file."""
 
     def main():
         near, far = tcp_pair()

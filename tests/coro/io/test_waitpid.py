@@ -54,7 +54,7 @@ def test_the_status_of_a_child():
 
 @pytest.mark.parametrize("patch", ["", "coro.patch()"])
 def test_a_python_without_pidfd_open(patch):
-    """CPython lacks this function if it was built with the headers of an old kernel."""
+    """CPython has no `os.pidfd_open` if it was built with the headers of an old kernel."""
     code = f"""
         import os, subprocess, sys
         if hasattr(os, "pidfd_open"):

@@ -79,7 +79,7 @@ def run_together(*scripts):
 
 
 def test_a_daemon_that_swallows_exceptions_does_not_keep_the_program_alive():
-    """The daemon might log each exception that it swallows, so the program interrupts it only a few times. No warning
+    """The daemon might log each exception that it swallows, so grapeshot interrupts it only a few times. No warning
     mentions the daemon.
     """
     check = "import atexit; atexit.register(lambda: print(len(caught) < 10, sorted(set(caught))))"

@@ -67,8 +67,8 @@ compare([(function, (host,), {}) for function in functions for host in hosts])
 
 
 def test_broadcast():
-    # For the name `<broadcast>`, glibc does not set the h_errno that CPython's gethostbyname_ex reads. So the error
-    # has the arguments of an earlier call in the same thread.
+    # For the name `<broadcast>`, glibc does not set the h_errno that CPython's gethostbyname_ex reads. So the error's
+    # arguments come from an earlier lookup in the same thread.
     run("""
 hosts = ["<broadcast>", b"<broadcast>", "\\uff1cbroadcast\\uff1e"]
 functions = ["gethostbyname", "gethostbyname_ex", "gethostbyaddr", "getfqdn"]

@@ -4,9 +4,10 @@
     GRAPESHOT_CORO_EVICT=always python tests/coro/soak/run.py --steps 2000
 
 Coros yield, sleep, recurse, raise, sort, lock, send, await, time out and make garbage. Meanwhile the program
-interrupts coros, makes evictions fail for lack of memory, runs the collector, and reads the frames of suspended coros
-and of other threads. It checks invariants all the time. If one is violated, it prints the first violations (at most
-three) and exits with status 1. The actions are called scenes; scenes.py and meetings.py hold them.
+interrupts coros, makes evictions (which copy the stacks of suspended coros) fail for lack of memory, runs the
+collector, and reads the frames of suspended coros and of other threads. It checks invariants all the time. If one is
+violated, it prints the first violations (at most three) and exits with status 1. The actions are called scenes;
+scenes.py and meetings.py hold them.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class Collected:
             self.log.append("refused")
         except INJECTED:
             self.log.append("injected")
-            # The collector may call this anywhere in the coro, for example while the coro waits for a killed one, or
+            # The collector may call this finalizer at any point, for example while the coro waits for a killed one, or
             # after a timeout has expired. So the exception does not prove that this coro was killed. Because the
             # exception cannot leave a finalizer, cancel the coro instead, and count its family as killed.
             WORLD.get().killed.add(FAMILY.get())

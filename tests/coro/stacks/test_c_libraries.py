@@ -28,7 +28,7 @@ def slow(value):
 
 @pytest.mark.parametrize("stack", ["own", "shared"])
 def test_ctypes_callbacks(stack):
-    """qsort keeps its data in its own frames only, so a shared stack works, too."""
+    """While a coro is suspended in qsort, nothing uses a pointer into qsort's frames, so a shared stack works, too."""
     callback_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_int))
     qsort = ctypes.CDLL(None).qsort
     qsort.restype = None

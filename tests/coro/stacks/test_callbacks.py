@@ -310,7 +310,7 @@ def test_modules_whose_bodies_yield(tmp_path, monkeypatch):
 
 
 def test_an_import_that_another_coro_has_begun(tmp_path, monkeypatch):
-    """The thread already holds the import lock, so the second coro gets the partly initialized module."""
+    """The thread of both coros already holds the import lock, so the second coro gets the partly initialized module."""
     (tmp_path / "half_done.py").write_text(
         "from grapeshot import coro\nbefore = 1\ncoro.yield_slice()\ncoro.yield_slice()\nafter = 2\n"
     )

@@ -16,8 +16,8 @@ DEPTHS, CALLS = 40, 500
 
 @pytest.mark.parametrize("stack", ["shared", "own"])
 def test_calls_at_the_end_of_a_chunk_map_no_memory(stack):
-    """For a frame that does not fit into the last chunk, CPython maps a new chunk, and unmaps it when the frame ends.
-    grapeshot keeps such chunks for the next call.
+    """CPython keeps Python frames in chunks of memory. For a frame that does not fit into the current chunk, CPython
+    maps a new chunk, and unmaps it when the frame ends. grapeshot keeps such chunks for the next call.
     """
 
     def leaf():
@@ -35,6 +35,6 @@ def test_calls_at_the_end_of_a_chunk_map_no_memory(stack):
         descend(DEPTHS)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-    # A new mapping has a page fault at its first use. Without a reserve of chunks there would be CALLS or more
+    # The first use of a new mapping causes a page fault. Without a reserve of chunks there would be CALLS or more
     # faults.
     assert coro.run(lambda: coro.spawn(count_faults, stack=stack).join()) < CALLS / 2

@@ -134,7 +134,7 @@ def test_collections_while_coros_are_suspended_in_c_functions():
 @pytest.mark.parametrize("how", ["in_parallel", "group"])
 def test_a_collection_lets_coros_end_while_they_are_shut_down(how, monkeypatch):
     """In a coro on a stack of its own, a finalizer that the collector calls may let other coros run, at almost any
-    point. The test simulates this: it replaces `Shutdown` by a function that lets other coros run.
+    point. The test simulates this: it replaces `Shutdown` with a function that lets other coros run.
     """
     goes_on = coro.event()
     shutdown = coro.Shutdown

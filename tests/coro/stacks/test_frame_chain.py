@@ -104,8 +104,8 @@ def test_a_chain_is_whole_at_any_depth():
 
 
 def test_a_chain_is_whole_in_functions_that_c_code_calls_one_after_the_other():
-    """The coro's own function, `sorted`, is C code. Each Python function that it calls begins a new chain, of varying
-    depth, with or without a generator.
+    """The coro's outermost function, `sorted`, is C code. Each Python function that it calls begins a new chain, of
+    varying depth, with or without a generator.
     """
 
     def down(left: int) -> int:

@@ -224,7 +224,7 @@ AT_THE_LIMIT = """
             return sum(1 for _ in file)
 
     class Filler:
-        # Use up mappings: every second page of a range gets another protection.
+        # Use up mappings: every second page of a range gets a different protection.
 
         def __init__(self, count):
             self.c = ctypes.CDLL(None, use_errno=True)

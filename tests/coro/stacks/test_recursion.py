@@ -397,7 +397,7 @@ def test_a_message_names_the_coro_if_the_limit_is_too_high_for_any_stack():
 
 
 def test_depth_is_counted_per_coro():
-    """A coro or a callback may recurse as deep as the limit allows, even while other coros are as deep."""
+    """A coro or a callback may recurse as deep as the limit allows, even while other coros are just as deep."""
     done = run("""
         import asyncio, sys
         from grapeshot import coro

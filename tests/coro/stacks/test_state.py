@@ -81,7 +81,7 @@ def test_an_interpreter_without_stack_protection_calls_is_refused(tmp_path):
 @pytest.mark.skipif(sys.version_info[:2] != (3, 14), reason="the JIT compiler of 3.14 is the only one that is refused")
 @pytest.mark.parametrize("is_on", [False, True])
 def test_the_jit_compiler_of_3_14_is_refused(is_on):
-    """The test simulates a build with the compiler by setting `sys._jit`."""
+    """The test simulates a build with the JIT compiler by setting `sys._jit`."""
     head = f"import sys, types\nsys._jit = types.SimpleNamespace(is_enabled=lambda: {is_on})\n"
     done = subprocess.run(
         [sys.executable, "-c", head + REFUSAL], capture_output=True, text=True, check=False, timeout=60
@@ -331,7 +331,7 @@ def test_finalizers_of_the_collector_cannot_yield_on_a_shared_stack(leave, stack
 
 @needs_coros
 def test_a_native_profile_function_that_collects():
-    """A native profile function cannot wait while grapeshot tells it about a coro's frames, even after a collection.
+    """A native profile function cannot wait, even after gc.collect(), while grapeshot tells it about a coro's frames.
 
     Grapeshot makes these calls on the thread's own stack. When the interpreter calls the function, it can wait.
     """

@@ -25,7 +25,7 @@ WORKERS = 8
 
 
 class Strange(Exception):
-    """The exception that workers get by raise_exception."""
+    """The exception for raise_exception and raise_all."""
 
 
 class Sent(Exception):

@@ -348,7 +348,7 @@ def test_stop_of_the_program_stops_the_program():
         begun = asyncio.Event()
         running = asyncio.create_task(coro.run_blocking(lambda: asyncio.run(main(begun))))
         await begun.wait()
-        loop.stop()  # this task does not belong to a run
+        loop.stop()  # this stops the whole loop, because this task does not belong to a run
         return running
 
     task = loop.create_task(outer())

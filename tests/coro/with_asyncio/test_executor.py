@@ -72,7 +72,7 @@ def test_result_and_exception(kind):
 
 @kinds
 def test_default_executor(kind):
-    """No function sees a running loop, and functions that still run at the end are awaited."""
+    """A submitted function sees no running loop. Functions that still run when main() ends are awaited."""
     began, ended = [], []
 
     def work():
@@ -273,7 +273,7 @@ def test_shutdown_cancels(kind):
 
 
 def test_the_loop_ends_first():
-    """Functions that wait without end get Shutdown; jobs that have not begun are cancelled."""
+    """When the loop is closed, functions that still wait get Shutdown. Jobs that have not begun are cancelled."""
     out = run_script(
         None,
         """

@@ -307,7 +307,7 @@ def test_run_cancels_remaining_coros():
 
 
 def ended_runners():
-    """Yield three functions, which return, fail or are cancelled, each with a new task and a new coro that call it."""
+    """Yield three functions (one returns, one fails, one is cancelled), each with a new task and coro that call it."""
 
     def give():
         return 5

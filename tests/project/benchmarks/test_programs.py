@@ -1,4 +1,4 @@
-"""The harness that runs programs for gevent, eventlet, FastAPI, Django and Celery: each one answers in each style."""
+"""The harness that runs gevent, eventlet, FastAPI, Django and Celery programs: each program answers in each style."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ async def test_regular_files_are_refused_and_stay_open(loop, direction):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.leaks_on(asyncio="3.14 warns of its own unfinished transport")
+@pytest.mark.leaks_on(asyncio="on Python 3.14, it warns of its own unfinished transport")
 async def test_closed_files_are_refused(loop, direction):
     ends = pipe_ends("pipe", direction)
     ends.close_other()

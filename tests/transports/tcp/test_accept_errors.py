@@ -12,7 +12,7 @@ from support import run_script
 
 COMPILER = shutil.which("cc")
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="only on Linux, accept() reports errors of the new connection"),
+    pytest.mark.skipif(sys.platform != "linux", reason="accept() reports errors of the new connection only on Linux"),
     pytest.mark.skipif(COMPILER is None, reason="NOT TESTED: a C compiler is missing"),
 ]
 

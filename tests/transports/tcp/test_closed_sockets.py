@@ -1,5 +1,5 @@
-"""Sockets that are closed while a transport or server uses them. If another file gets the number of such a socket, the
-loop neither reads from that file, nor accepts on it, nor writes to it.
+"""Sockets that are closed while a transport or server uses them. If another file gets the descriptor number of such a
+socket, the loop neither reads from that file, nor accepts on it, nor writes to it.
 """
 
 from __future__ import annotations

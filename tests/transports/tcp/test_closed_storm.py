@@ -1,5 +1,5 @@
-"""Sockets are closed under their transports while forked children still hold them, and new files get the numbers of
-the closed sockets at once. No byte may reach the wrong file.
+"""Sockets are closed under their transports while forked children still hold them, and new files get the descriptor
+numbers of the closed sockets. No byte may reach the wrong file.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skip_on(asyncio="has no limits", uvloop="has no limits"
 
 
 def connect(server):
-    """Connect a client. The system has accepted the connection; the server may not have done so yet."""
+    """Connect a client. The connection is established, but the server may not have accepted it yet."""
     client = socket.create_connection(address_of(server), 10)
     client.setblocking(False)
     return client

@@ -101,7 +101,7 @@ async def test_buffered(loop, reported, serve, name, message):
 @pytest.mark.skip_on(uvloop="the connection stays open and the transport leaks")
 @pytest.mark.xfail_on(asyncio="reports the error and keeps the connection")
 async def test_connection_made(loop, reported, serve, how):
-    """asyncio calls connection_made as an ordinary callback. In grapeshot, an error in it closes the connection."""
+    """asyncio only reports an error in connection_made. In grapeshot, the error also closes the connection."""
     made = []
 
     def factory():
@@ -275,8 +275,8 @@ class LeavesWhenMade(Recorder):
 @pytest.mark.parametrize("side", ["accepted", "connected"])
 @pytest.mark.skip_on(uvloop="reports the interrupt like any error, or loses the transport")
 def test_an_interrupt_in_connection_made_keeps_the_connection(loop, side):
-    """The connection continues with the loop's next run. The interrupt does not delay tasks that wait for the
-    connection or for the server.
+    """The connection continues in the loop's next run, and so do the tasks that wait for the connection or for the
+    server.
     """
     made = []
 

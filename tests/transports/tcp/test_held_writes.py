@@ -1,6 +1,7 @@
-"""The loop holds the small writes of a step and sends them together.
+"""The loop holds the small writes of a step (one callback, or one run of a task or coro) and sends them together.
 
-It sends them when the step or its batch of steps ends, or before a call that would reveal that data is held.
+It sends them when the step ends. In a batch (the callbacks, tasks and coros that are ready in one iteration), it may
+hold them until the batch ends. Calls that would reveal held data send it first.
 """
 
 from __future__ import annotations

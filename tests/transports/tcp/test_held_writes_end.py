@@ -132,7 +132,7 @@ def test_a_loop_that_runs_inside_a_step(loop, new_loop):
 @pytest.mark.skipif(not gil_is_enabled(), reason="without the GIL, calls from other threads are refused")
 @pytest.mark.skip_on(uvloop="does not wake the loop")
 async def test_a_write_of_another_thread_while_the_loop_waits(loop):
-    """asyncio forbids this, but programs do it. The data cannot wait for the end of a step: no step runs."""
+    """asyncio forbids writes by other threads, but programs make them. No step runs, so the data must leave at once."""
     transport, protocol, peer = await unix_pair(loop)
     done = loop.create_future()
     got = []

@@ -1,4 +1,4 @@
-"""The `socket.socket` that a transport creates on demand: which object owns the descriptor, also after an interrupt."""
+"""The `socket.socket` that a transport creates on demand: which object owns the descriptor, even after an interrupt."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monke
 
 @pytest.mark.skip_on(uvloop="no such attribute")
 async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_socket(loop, monkeypatch):
-    """Another file may get the connection's number before the socket object is made. That file must stay open."""
+    """A file that gets the connection's descriptor number before the socket object is made must stay open."""
     transport, protocol, peer = await connected(loop, how="server")
     begun, closed = threading.Event(), threading.Event()
 

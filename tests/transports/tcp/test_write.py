@@ -386,7 +386,7 @@ async def test_half_close_by_the_peer_closes_by_default(loop):
 
 
 async def test_a_half_closed_connection_does_not_spin(loop):
-    """The poller must not report a half-closed connection as readable forever."""
+    """The poller must not keep reporting a half-closed connection as readable."""
     import time
 
     transport, protocol, peer = await connected(loop)

@@ -312,7 +312,7 @@ def paths(folder):
 @pytest.mark.skip_on(uvloop="#196: no Unix datagrams")
 @pytest.mark.parametrize("kind", range(6 if IS_ABSTRACT else 4))
 async def test_unix_addresses(loop, loop_kind, tmp_path, monkeypatch, kind):
-    monkeypatch.chdir(tmp_path)  # the path of a socket is limited to about a hundred bytes
+    monkeypatch.chdir(tmp_path)  # for short, relative paths: a socket's path can have about a hundred bytes
     path = paths(pathlib.Path())[kind]
     if loop_kind == "asyncio" and not isinstance(path, str):
         pytest.skip("asyncio takes only str")

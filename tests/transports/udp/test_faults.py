@@ -1,4 +1,4 @@
-"""Paused reading, unusual ends, and errors of the socket and of the protocol, after which the endpoint goes on."""
+"""Paused reading, unusual ends, and errors of the socket and of the protocol that do not end the endpoint."""
 
 from __future__ import annotations
 

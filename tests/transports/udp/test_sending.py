@@ -98,7 +98,9 @@ async def test_connected_endpoints_ignore_datagrams_after_close(loop):
             peer.recv(1)
 
 
-@pytest.mark.skip_on(asyncio="raises AttributeError in its own error handling", uvloop="the same")
+@pytest.mark.skip_on(
+    asyncio="raises AttributeError in its own error handling", uvloop="raises AttributeError in its own error handling"
+)
 async def test_unconnected_endpoints_ignore_datagrams_after_the_end(loop):
     with raw_socket() as peer, logged() as messages:
         transport, protocol, _ = await endpoint(loop)
@@ -329,7 +331,7 @@ async def test_faults_of_flow_control_are_reported(loop, reported, tmp_path, mon
 
 @no_unix
 async def test_pending_datagrams_of_an_unconnected_endpoint(loop, tmp_path, monkeypatch):
-    """Pending datagrams keep their addresses, also addresses that only the socket module understands."""
+    """Pending datagrams keep their addresses, even addresses that only the socket module understands."""
     monkeypatch.chdir(tmp_path)
     with raw_socket(socket.AF_UNIX, "peer") as peer:
         transport, protocol, _ = await endpoint(loop, local_addr="own", family=socket.AF_UNIX)

@@ -137,7 +137,7 @@ LATER = "treats EAGAIN like EINPROGRESS, and the connection then fails with ENOT
 
 @pytest.mark.xfail_on(asyncio=LATER, uvloop="fails with EAGAIN")
 async def test_a_connect_waits_while_the_queue_is_full(loop, address_of):
-    """While the queue is full, connect() fails with EAGAIN. The system reports no event when the queue has space."""
+    """While the queue is full, connect() fails with EAGAIN. No event reports free space, so the loop tries again."""
     address = address_of("str")
     with listener_at(address, backlog=1) as listener:
         connecting = [loop.create_task(loop.create_unix_connection(Recorder, address)) for _ in range(8)]

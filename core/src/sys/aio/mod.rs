@@ -415,7 +415,7 @@ impl<T> Queue<T> {
         let end_ns = now_ns().saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         while !self.calls.is_empty() {
             let is_over = now_ns() >= end_ns;
-            // Look whether calls have ended even if the wait fails, for example because a signal arrives.
+            // Even if the wait fails, for example because a signal arrives, check whether calls have ended.
             let _ = wait_ready(self.fd(), false, Some(end_ns));
             memory.extend(self.take().into_iter().map(|ended| ended.memory));
             if is_over {

@@ -71,8 +71,8 @@ impl ExitWatch {
     /// Watches the child process `pid` of this process.
     ///
     /// # Errors
-    /// `EMFILE` or `ENFILE`. `ESRCH` if there is no such process any more. Where a thread waits for the child, an error
-    /// if the thread cannot be started, but never `ESRCH`.
+    /// `EMFILE` or `ENFILE`. `ESRCH` if there is no such process any more. Where a thread waits for the child,
+    /// `ESRCH` never occurs, but it is an error if the thread cannot be started.
     pub fn new(pid: libc::pid_t) -> io::Result<Self> {
         Ok(Self::of(open_watch(pid)?, pid))
     }

@@ -1,7 +1,7 @@
 //! Watches a child where the kernel has no pidfds, or a sandbox refuses them: a thread waits for the child and then
 //! writes a byte to a pipe, which makes the reading end readable. (Closing the writing end would not be enough: a
-//! process that was forked meanwhile may have a copy of it.) The thread owns nothing else, and ends with the child.
-//! [`super`] has the contract.
+//! process that was forked meanwhile may have a copy of it.) The thread owns only the writing end, and ends when the
+//! child has ended. [`super`] has the contract.
 //!
 //! Source: `waitid(2)`, `pipe(7)`.
 

@@ -4,9 +4,9 @@
 //! registered, so the call that sets an interest adds the wanted filters and deletes the others. One wait can return an
 //! fd in two events.
 //!
-//! `EV_EOF` on the read filter, if there is no error, only means that the peer will not send more data. The next read
-//! finds that out anyway. `EV_EOF` on the write filter, or with an error on the read filter, means that the connection
-//! is gone. The poller reports that as a hangup.
+//! `EV_EOF` on the read filter without an error only means that the peer will not send more data. The next read finds
+//! that out anyway. `EV_EOF` on the read filter with an error, or on the write filter, means that the connection is
+//! gone. The poller reports that as a hangup.
 //!
 //! Source: `kqueue(2)` of macOS, FreeBSD, NetBSD, OpenBSD.
 

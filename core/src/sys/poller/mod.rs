@@ -78,7 +78,7 @@ impl Interest {
     pub const BOTH: Self = Self(3);
     const ON_CHANGE: u8 = 4;
 
-    /// The same directions, reported once when they become ready instead of as long as they are ready. `add` and
+    /// The same directions. Each is reported once when it becomes ready, and not for as long as it is ready. `add` and
     /// `modify` also report directions that are ready at that time.
     #[inline]
     #[must_use]

@@ -231,7 +231,7 @@ fn names(question: &NameQuestion) -> Outcome {
     } else {
         (entry.ai_addr.cast_const(), entry.ai_addrlen)
     };
-    // NI_MAXHOST and NI_MAXSERV of every system.
+    // NI_MAXHOST and NI_MAXSERV are not larger than this on any system.
     let mut host = [0_u8; 1025];
     let mut service = [0_u8; 32];
     // SAFETY: the address is part of the list or a copy, and the lengths belong to the address and the buffers. On

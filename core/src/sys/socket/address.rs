@@ -146,7 +146,7 @@ impl Address {
     #[inline]
     pub(super) fn as_raw(&self) -> (*const sockaddr, socklen_t) {
         let bytes = self.bytes();
-        // The kernel reported the length as a socklen_t, or it is at most the length of a `sockaddr_*`. So it fits.
+        // The length came from the kernel as a socklen_t, or is at most the length of a `sockaddr_*`. So it fits.
         (bytes.as_ptr().cast(), bytes.len() as socklen_t)
     }
 

@@ -240,8 +240,8 @@ fn address_from(fd: RawFd, call: AddressCall) -> io::Result<Address> {
     let mut len = Storage::LEN;
     retried_int(|| {
         len = Storage::LEN;
-        // SAFETY: `storage` is live, aligned for any address and as long as `len` says; both calls write
-        // no more than that, and store the true length in `len`.
+        // SAFETY: `storage` is live, aligned for any address and as long as `len` says; `getsockname` and `getpeername`
+        // write no more than that, and store the true length in `len`.
         unsafe { call(fd, storage.as_mut_ptr(), &raw mut len) }
     })?;
     Ok(storage.to_address(len))

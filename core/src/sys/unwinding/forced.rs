@@ -26,7 +26,8 @@ static ORIGINAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 /// the library. Further calls have no effect.
 pub fn hang_threads_that_end() {
     let hook = personality as *mut c_void;
-    // SAFETY: this is an aligned word of the library's writable data, and only the unwinder reads it.
+    // SAFETY: this is an aligned word of the library's writable data. Apart from this function, only the unwinder reads
+    // it.
     let word = unsafe { &PERSONALITY };
     let before = word.load(Ordering::Relaxed);
     if before != hook {

@@ -3,9 +3,9 @@
 //!
 //! `pthread_exit` and `pthread_cancel` of glibc and of FreeBSD unwind the stack of the thread that they end. When the
 //! interpreter exits, CPython up to 3.13 ends every daemon thread in this way as soon as the thread asks for the GIL.
-//! That can happen inside any call into Python. If Rust frames were unwound then, destructors would use Python
-//! without the GIL, and code that catches panics would abort the process. A thread that hangs does no harm, because
-//! the process is exiting. From 3.14 on CPython itself makes these threads hang.
+//! That can happen inside any call into Python. If that unwound Rust frames, destructors would use Python without the
+//! GIL, and code that catches panics would abort the process. A thread that hangs does no harm, because the process is
+//! exiting. From 3.14 on CPython itself makes these threads hang.
 //!
 //! ```text
 //!   pthread_exit --> _Unwind_ForcedUnwind, from the innermost frame out:

@@ -17,8 +17,8 @@
 //! ```
 //!
 //! The order inside `drain` matters. A wake between its two steps does not write, because the flag is still set. It
-//! need not write: clearing the flag makes visible all work that was published before that wake, and the loop checks
-//! for work after that. In the opposite order, the read could consume the byte of a newer wake while that wake's flag
+//! need not write: clearing the flag makes visible all work that was published before that wake, and the loop then
+//! checks for work. In the opposite order, the read could consume the byte of a newer wake while that wake's flag
 //! stays set. Then no later wake would ever write again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,7 +65,7 @@ mod tests {
     use super::{Waker, pipe};
     use crate::sys::poller::{Events, Interest, Poller, Token};
 
-    /// Far longer than any wait on a loaded machine. It makes a test fail after a lost wake instead of hanging.
+    /// Far longer than any wait on a loaded machine. After a lost wake a test fails instead of hanging.
     const CAP_NS: Option<u64> = Some(60_000_000_000);
 
     /// The functions of a waker, so that each test can run with every implementation.

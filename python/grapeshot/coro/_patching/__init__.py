@@ -3,8 +3,8 @@
 Each part has a module with a function ``patch()``. Most of them replace names through ``_originals.replace``; some
 change a class or an object. A replacement works everywhere: called in a coro, it waits as coros do; elsewhere, it does
 what the original does. asyncio, the executors of concurrent.futures, the import system and grapeshot itself keep the
-originals (``_originals``). Only the parts ``futures`` and ``to_thread`` change executors and asyncio; they are patched
-only if the caller of ``patch()`` names them.
+originals (``_originals``). Only the parts ``futures`` and ``to_thread`` change executors and asyncio; these two parts
+are patched only if the caller of ``patch()`` names them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def patch(*parts: str, **switches: bool) -> None:
 
     Warns:
         PatchWarning: modules that were imported earlier hold originals, for example after ``from time import sleep``.
-            Such names are replaced, and so are module-level locks that no code holds and to which nothing else refers.
+            Such names are replaced, and so are module-level locks that are free and that only their module refers to.
             Other locks, and classes that inherit from an original, cannot be changed. The warning lists the names that
             were replaced, and the locks and classes that could not be changed. Another warning comes the first
             time that the part ``to_thread`` leaves a function to a thread because the loop is not grapeshot's.

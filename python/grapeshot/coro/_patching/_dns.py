@@ -42,7 +42,7 @@ def getaddrinfo(host: Any, port: Any, family: int = 0, type: int = 0, proto: int
 def _needs_no_lookup(name: Any) -> bool:
     """Whether CPython's ``gethostbyname`` answers without a lookup.
 
-    False for an object of a subclass of ``str``, from which CPython may get another text.
+    False for an object of a subclass of ``str``, because CPython may get a different text from it than this check.
     """
     return type(name) is str and (dns.is_special(name) or dns.is_answered_at_once(name, None, socket.AF_INET))
 

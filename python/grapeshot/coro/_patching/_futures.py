@@ -38,9 +38,9 @@ class _Log:
 
 
 def _without_ended(adjust: Any) -> Any:
-    """Patch ``_adjust_thread_count``: workers that were coros of a loop that has ended do not count any more.
+    """Patch ``_adjust_thread_count``: it no longer counts workers that were coros and whose loop has ended.
 
-    A real worker lives as long as its executor, so the original counts all threads that it has started.
+    A real worker lives as long as its executor, so the original counts all threads that the executor has started.
     """
 
     @functools.wraps(adjust)
@@ -48,8 +48,8 @@ def _without_ended(adjust: Any) -> Any:
         ended = [thread for thread in list(self._threads) if not thread.is_alive()]
         if ended:
             self._threads.difference_update(ended)
-            # Take the permits that the ended workers left behind. A living idle worker that loses its permit still
-            # takes work.
+            # Take all permits, because the ended workers have left some behind. A living idle worker that loses its
+            # permit still takes work.
             while self._idle_semaphore.acquire(blocking=False):
                 pass
         adjust(self)

@@ -1,7 +1,7 @@
-"""Finds what modules took or made of the originals before :func:`grapeshot.coro.patch`: names, locks and subclasses.
+"""Finds what modules hold from before :func:`grapeshot.coro.patch`: originals, and locks and subclasses made from them.
 
-Names are replaced, and so are free locks that nothing but the module refers to. A PatchWarning reports the names that
-were replaced, and the locks and classes that could not be replaced, except in the standard library.
+Names of originals are replaced, and so are free locks that only the module refers to. For modules outside the standard
+library, a PatchWarning reports the names that were replaced, and the locks and classes that could not be replaced.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _COUNT_OF_ONE = _count_of_one()
 def _repair_lock(holders: Holders, module_name: str, name: str) -> None:
     """Replace a lock if it is free and only the module's dict refers to it.
 
-    Otherwise record that it was not replaced, except in modules of the standard library.
+    Otherwise record that the lock was not replaced, unless the module belongs to the standard library.
     """
     names = vars(sys.modules[module_name])
     lock = names[name]

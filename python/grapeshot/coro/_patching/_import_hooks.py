@@ -79,7 +79,7 @@ def after_import(module_name: str, call: Callable[[Any], None]) -> None:
     module = sys.modules.get(module_name)
     if getattr(getattr(module, "__spec__", None), "_initializing", False):
         # Another thread is importing the module: wait for that. If that import began before the first function was
-        # registered for the module, the import does not call `call`.
+        # registered for the module, the import does not call `call`, so the code below does.
         _bootstrap._lock_unlock_module(module_name)  # type: ignore[attr-defined]
         module = sys.modules.get(module_name)
     if module is not None:

@@ -1,4 +1,4 @@
-"""Lets tasks and callbacks log while a coro is inside of the same handler. This module belongs to the part ``thread``.
+"""Lets tasks and callbacks log with a handler that a coro is using. This module belongs to the part ``thread``.
 
 A coro that logs to a pipe or socket may wait for the reader, and it has the handler's lock meanwhile. If a task or
 callback of its loop waited for that lock, it would stop the thread, and with it the coro: a deadlock. So the task or

@@ -9,7 +9,7 @@ has changed nothing when it finds the database locked. These calls can be repeat
 - Outside of a transaction, a statement also commits. If the commit fails, SQLite undoes the statement, so it can be
   repeated as a whole.
 - ``executemany`` and scripts execute one statement after the other. If one of these finds the database locked, only
-  this one is repeated. (In a transaction, only the first statement of an ``executemany`` can find it locked.)
+  this one is repeated. (In a transaction, only the first statement of an ``executemany`` can find the database locked.)
 - A commit that finds the database locked leaves the transaction open, so it can be repeated.
 
 A statement that changes data outside of a transaction cannot be repeated if it calls functions of the program or
@@ -270,7 +270,8 @@ class Connection(sqlite3.Connection):
 
     # The timeout that the program has set.
     _limit_ms = 0
-    # The timeout that SQLite has now, in a list; each change makes a new list. None: not known, or being changed.
+    # The timeout that SQLite has now, in a list. Each change makes a new list, which shows a thread whether another one
+    # has changed the timeout, too. None: not known, or being changed.
     _now_ms: Sequence[int | None] = (0,)
     # True once SQLite itself has to wait for locks, because calls of this connection cannot be repeated safely.
     _blocks = False

@@ -1,8 +1,9 @@
 """The part ``thread`` of :func:`grapeshot.coro.patch`: the modules ``_thread`` and ``threading``.
 
-If a coro starts a thread, the new thread is a coro. So is a thread that a task or callback starts, if its loop has live
-coros (the workers of a CoroPoolExecutor do not count). Everywhere else, and in modules that keep the originals, threads
-are real. A ``coro.threads.Thread`` is always real. Locks work between all of these.
+If a coro starts a thread, the new thread is a coro. If a task or callback starts a thread, the new thread is a coro,
+too, provided that the loop has live coros (the workers of a CoroPoolExecutor do not count). Everywhere else, and in
+modules that keep the originals, threads are real. A ``coro.threads.Thread`` is always real. Locks work between all of
+these.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Run
     inherited = getattr(thread, "_context", None)
     if isinstance(inherited, contextvars.Context):
         # In free-threaded builds, `inherited` is a copy of the caller's context. The caller may belong to a run of a
-        # borrowed loop, but the new thread does not.
+        # borrowed loop (see `_borrowing`), but the new thread does not.
         _borrowing.leave_run(inherited)
     if thread.daemon if isinstance(thread, threading.Thread) else is_daemon:
         coro._make_daemon()

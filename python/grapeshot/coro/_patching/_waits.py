@@ -55,8 +55,8 @@ class Interests:
     """Descriptors, each with the events (``POLLIN`` ...) for which a coro waits. The coro may wait more than once.
 
     The kernel reports some states, such as a hang-up, even if the caller does not wait for them. With epoll, such a
-    state ends only one wait, because the registration is edge-triggered, and a descriptor that is closed during the
-    wait has no more events.
+    state ends only one wait, because the registration is edge-triggered. A descriptor that is closed during the wait
+    has no more events.
     """
 
     __slots__ = ("_masks", "_own", "_pause_s")

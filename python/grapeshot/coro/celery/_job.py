@@ -106,7 +106,7 @@ class Job:
             elif self._is_over_limit and self._timeout_callback is not None:
                 self._timeout_callback(False, self._timeout)
         else:
-            # Report the result also if the task has caught the exception of its hard limit, but not if the task was
+            # Report the result even if the task has caught the exception of its hard limit, but not if the task was
             # revoked: Celery itself has already reported the revocation.
             if self._end is None or self._is_over_limit:
                 self.pool.acknowledge(self._callback, result)

@@ -34,7 +34,7 @@ def _is_ending() -> bool:
 
 
 class MessageWait:
-    """The wait of the worker's main coro for messages. With other brokers than Redis, the methods do nothing."""
+    """The wait of the worker's main coro for messages. With brokers other than Redis, the methods do nothing."""
 
     def __init__(self, controller: Any) -> None:
         consumer = controller.consumer

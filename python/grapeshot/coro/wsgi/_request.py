@@ -264,8 +264,8 @@ class RequestParser:
     def _refused(self, error: BaseException) -> BaseException:
         """Store an exception that a callback is about to raise, and return it.
 
-        httptools then raises an error of its own. That error's ``__context__`` is the stored exception only if no other
-        exception is being handled.
+        It is stored because httptools then raises an error of its own. The ``__context__`` of that error is the stored
+        exception only if no other exception is being handled.
         """
         self._raised = error
         return error

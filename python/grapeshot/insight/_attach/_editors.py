@@ -8,7 +8,7 @@ import sys
 from ._link import Link
 
 _MAX_LINES = 2000
-# The characters that cannot be part of a name to be completed. A dot is not one of them.
+# The characters that cannot be part of a name to be completed. (A dot can be part of one.)
 _DELIMITERS = " \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?"
 
 
@@ -53,7 +53,7 @@ class PipeEditor:
 
 
 class ReadlineEditor:
-    """Reads lines from a terminal. There is editing, history and completion if this Python has readline."""
+    """Reads lines from a terminal. Editing, history and completion work only if this Python has readline."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

@@ -24,7 +24,7 @@ _MAX_BANNER = 1 << 16
 
 
 class Link:
-    """Sends frames to the process. Shows the output it sends back, and queues its prompts and completions."""
+    """Sends frames to the process. Shows the output that the process sends, and queues its prompts and completions."""
 
     def __init__(self, sock: socket.socket, shows_banner: bool, is_own: bool = True) -> None:
         """Use the connected ``sock``.

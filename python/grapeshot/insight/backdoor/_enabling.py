@@ -133,7 +133,8 @@ class Switch:
         processes = sys.modules.get("multiprocessing.process")
         if processes is not None and processes.parent_process() is not None:
             return True
-        # If the process that made the switch has ended, this process has become a daemon, and is the program itself.
+        # If the process that made the switch has ended, the program has forked to become a daemon, and this process is
+        # the program itself.
         return self._first_pid != os.getpid() and _is_alive(self._first_pid)
 
     def _report_failure(self, exc: Exception) -> None:

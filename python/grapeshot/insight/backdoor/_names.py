@@ -33,7 +33,7 @@ def tasks() -> None:
 
 
 def where(what: Any = None) -> None:
-    """Print the stacks of all threads, tasks and coros, or of a given one, or of all whose names contain a text."""
+    """Print the stacks of all threads, tasks and coros, of a given one, or of those whose names contain a text."""
     waits = _waits.Waits(_running_loop())
     is_found = what is None
     for node in waits.nodes():
@@ -50,7 +50,7 @@ def where(what: Any = None) -> None:
             lines = _waits.stack_lines(_waits.thread_frames(frame)) if _waits.threads_are_readable() else []
             print("\n".join([f"thread {thread.name!r}", *(f"  {line}" for line in lines)]))  # noqa: T201
     if not is_found:
-        print(f"{what!r} is not a task or coro of this loop, nor another thread, nor part of the name of one")  # noqa: T201
+        print(f"{what!r} is neither a task or coro of this loop nor another thread, and no name of one contains it")  # noqa: T201
 
 
 def accounting(each: bool = False) -> None:

@@ -98,7 +98,7 @@ class Sampler:
             "rss": _accounting._rss(),
             "descriptor_count": len(_tree._open_fds()) - 1,  # listing them opens one
             "descriptor_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            "threads": len(sys._current_frames()),  # a patched thread is a coro, and does not count
+            "threads": len(sys._current_frames()),  # without patched threads, which are coros
             "statistics": self._statistics(),
             "slow": [dataclasses.asdict(slow) for slow in self._slow.values()],
         }

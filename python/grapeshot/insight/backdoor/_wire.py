@@ -15,8 +15,8 @@ A client that uses frames gets a prompt only when all its lines have been run. T
 it.
 
 Writing never waits. Output that a client does not read is kept up to a limit and dropped beyond it; once the client
-reads again, it is told how much was dropped. Until then, no further command is run. If the answers to its requests
-(prompts, completions) exceed the limit, nothing more is read from it.
+reads again, it is told how much was dropped. Until then, no further command is run. If the answers to a client's
+requests (prompts, completions) exceed the limit, nothing more is read from that client.
 """
 
 from __future__ import annotations

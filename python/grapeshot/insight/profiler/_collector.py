@@ -291,7 +291,7 @@ class Collector:
         return owner
 
     def end(self) -> Recording:
-        """Charge the time until now, and the waiting time to owners that wait. No event may come after this."""
+        """Charge the time until now. Owners that wait are charged their waiting time. No event may come after this."""
         self._charge()
         self.has_ended = True
         now_ns = self._wall()

@@ -27,7 +27,7 @@ def _took_ns() -> int:
 def measure() -> int:
     """Return how much CPU time an event costs in this process, in nanoseconds.
 
-    It is measured once, as the minimum of several rounds.
+    It is measured once, from the fastest of several rounds with the profiler and the fastest of several without it.
     """
     global _cost_ns
     if _cost_ns is None:

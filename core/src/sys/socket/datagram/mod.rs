@@ -4,7 +4,7 @@
 //! once, because measurements showed no gain. Any thread may make the calls; they keep no state.
 //!
 //! The file of each operating system must provide `receive(fd, buffer, slot_len, limit, each)` with the contract of
-//! [`recv_batch`], for a `limit` of 1 to [`MAX_BATCH`] and a buffer that has space for as many slots.
+//! [`recv_batch`], for a `limit` of 1 to [`MAX_BATCH`] and a buffer that has space for `limit` slots.
 //!
 //! Source: `recvmmsg(2)`, `sendto(2)`, `udp(7)`.
 
