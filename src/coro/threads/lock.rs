@@ -169,9 +169,12 @@ fn acquire_restore<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) 
         .get(0)
         .ok_or_else(|| PyTypeError::new_err("a tuple is required"))?;
     let (count, _): (usize, u64) = state.cast::<PyTuple>()?.extract()?;
-    take_undisturbed(py, &*this)?;
-    this.depth.set(count.saturating_sub(1));
-    Ok(none(py))
+    let taken = take_undisturbed(py, &*this);
+    if this.holder.get() == Party::running(py) {
+        // Also if a signal handler has raised an exception during the wait.
+        this.depth.set(count.saturating_sub(1));
+    }
+    taken.map(|()| none(py))
 }
 
 // ---- methods of the RLock only -----------------------------------------------------------------------------------

@@ -418,6 +418,108 @@ def test_signal_interrupts_the_main_thread():
     assert output == "'out' 2 False\nTrue\n"
 
 
+ALARM = """
+import asyncio, _thread, signal, threading
+from grapeshot import _core, coro
+
+class Alarm(Exception):
+    pass
+
+def handle(*_):
+    raise Alarm
+
+signal.signal(signal.SIGALRM, handle)
+"""
+
+
+@pytest.mark.parametrize("make_lock", ["_core.thread_rlock", "_thread.RLock"])
+def test_a_signal_during_acquire_restore(make_lock):
+    """The exception of the signal handler is raised, and the lock is held as many times as before."""
+    output = run_script(
+        None,
+        ALARM
+        + f"""
+lock = {make_lock}()
+lock.acquire()
+lock.acquire()
+state = lock._release_save()
+is_held, may_release = threading.Event(), threading.Event()
+
+def hold():
+    with lock:
+        is_held.set()
+        may_release.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+is_held.wait()
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+threading.Timer(0.2, may_release.set).start()
+try:
+    lock._acquire_restore(state)
+except Alarm:
+    print("alarm")
+lock.release()
+print(lock._is_owned())
+lock.release()
+print(lock._is_owned())
+""",
+    )
+    assert output == "alarm\nTrue\nFalse\n"
+
+
+def test_a_signal_ends_a_deadlock_in_acquire_restore():
+    """The real thread that holds the lock passes it to a coro, which cannot run while a callback of its thread waits.
+    At the signal, the callback learns of that. It gets the exception of the signal handler, not the deadlock's error.
+    """
+    output = run_script(
+        None,
+        ALARM
+        + """
+lock = _core.thread_rlock()
+may_release = threading.Event()
+
+def hold():
+    with lock:
+        may_release.wait()
+
+def begin():
+    global state
+    lock.acquire()
+    state = lock._release_save()
+    holder.start()
+    while 'count=1' not in repr(lock):
+        pass
+
+def restore():
+    threading.Timer(0.05, may_release.set).start()
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        lock._acquire_restore(state)
+    except Alarm:
+        print("alarm")
+
+def wait():
+    with lock:
+        print("held")
+
+def main():
+    coro.set_latency_warning(0)
+    loop = asyncio.get_running_loop()
+    loop.call_soon(begin)
+    coro.yield_slice()
+    waiter = coro.spawn(wait)
+    coro.yield_slice()
+    loop.call_soon(restore)
+    waiter.join()
+
+holder = threading.Thread(target=hold)
+coro.run(main)
+""",
+    )
+    assert output == "alarm\nheld\n"
+
+
 # ---------------------------------------------------------------- storms
 
 
