@@ -2,7 +2,8 @@
 blocking-style servers. See README.md.
 
 Every run is a fresh process. The loops take turns (A B C, then C B A, ...), so that a change of the machine's state
-affects all of them. Ratios are taken run by run; `intervals.py` says how they decide a row.
+affects all of them. Ratios are taken run by run. From these, `intervals.py` decides whether grapeshot is ahead of a
+peer, equal or behind.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from benchmarks import intervals
 from benchmarks.intervals import Pair, interval
 
 OURS = "grapeshot"
-# This metric has an interval, like the compared metric.
+# Each row has an interval for the metric that it compares. This metric has one, too: the CPU time of a whole process,
+# in the row `startup`.
 WITH_INTERVAL = "whole_ms"
 # Other metrics that are shown. Those in SHOWN are medians, those in ADDED are sums over all runs.
 SHOWN = (

@@ -4,7 +4,7 @@ The runs of the loops alternate. A pair consists of one run of grapeshot and one
 round. The row is `ahead` if the whole confidence interval of the median of the pairs' ratios lies below 1, and `behind`
 if it lies above 1. All other rows are `equal`, or have `too few runs`. A row is also equal if the medians of the two
 loops disagree with the interval about which loop needs less, which can happen if a loop is sometimes fast and sometimes
-slow. The rule needs no further margin.
+slow. The rule has no margin beyond the interval: a ratio close to 1 counts, too, if its interval does not include 1.
 
 The interval is the percentile interval of the bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
 chapter 13): the middle 95 % of the medians of all samples that can be drawn from the ratios with replacement. The
@@ -53,8 +53,9 @@ def _first(runs: int) -> int:
     """Return the index of the lower limit among the sorted numbers. The upper limit is equally far from the other end.
 
     The median of a sample drawn with replacement is at most the k-th number if at least half of the drawn numbers are
-    at most the k-th number. For an even number of runs, a sample has two middle numbers. The lower limit is computed
-    for the lower one, and the upper limit for the upper one, so the interval is a little wider than for their mean.
+    at most the k-th number. The lower limit is the lowest number for which this is so in at least 2.5 % of all samples.
+    For an even number of runs, a sample has two middle numbers. The lower limit is computed for the lower one, and the
+    upper limit for the upper one, so the interval is a little wider than for their mean.
     """
     half = (runs + 1) // 2
     for k in range(1, half):

@@ -132,7 +132,8 @@ def own_sample(
 ) -> Sample:
     """Run one fresh process that measures itself. `options` are options of the module `benchmarks.<module>`.
 
-    Raises MeasurementError if it fails or does not end in time, so a peer that hangs loses only its own number.
+    Raises MeasurementError if the process fails or does not end in time. So if one loop hangs, the case still has the
+    results of the others.
     """
     command = [sys.executable, "-m", f"benchmarks.{module}", kind, *options]
     with on_core(cores()[0] if is_pinned else None):

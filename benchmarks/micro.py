@@ -249,7 +249,7 @@ def _getaddrinfo(loop: Loop, kind: int) -> int:
 
 
 def watch_writer(loop: Loop) -> int:
-    """Wait until a socket is writable. The socket also has a reader, as with aiofastnet's transports on any loop."""
+    """Wait until a socket is writable. The socket also has a reader, like the sockets of aiofastnet's transports."""
     left = BATCH // 10
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)

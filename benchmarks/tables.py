@@ -165,7 +165,7 @@ def load_cell(outcome: Outcome, loop: str) -> str:
 
 
 def load_header(outcomes: Sequence[Outcome]) -> str:
-    """Return the header with the latencies that the rows have; older files lack p99.9."""
+    """Return the header with the latencies that the rows have. The JSON of older comparisons lacks p99.9."""
     known = [
         text
         for name, text in LATENCIES.items()
@@ -228,9 +228,10 @@ def loads(settings: dict[str, Any]) -> str:
 RULE = (
     "Each number is the median of its runs, ± half of its 95 % interval. Ratios are calculated run by run, and the "
     "95 % interval of their median is in brackets. Below 1, grapeshot needs less than the peer. A row is ahead only "
-    "if the whole interval is below 1 for every peer, behind if it is above 1 for any peer, and otherwise equal. The "
-    "best peer is the one that decides which of these a row is. With fewer than "
-    f"{LEAST_PAIRS} runs the interval would be too uncertain, so such a row is none of them."
+    "if the whole interval is below 1 for every peer, behind if it is above 1 for any peer, and otherwise equal. "
+    "This is the verdict of the row. Of the peers that have the same verdict by themselves, the best peer is the one "
+    f"with the highest ratio. A row with fewer than {LEAST_PAIRS} runs gets no verdict (too few runs), because its "
+    "interval would be too uncertain."
 )
 
 

@@ -45,7 +45,7 @@ def parse_wrk(output: str) -> Sample:
 
 
 def parse_h2load(output: str) -> Sample:
-    """Parse h2load's output, which has no percentiles in this mode. Raises MeasurementError if requests failed."""
+    """Parse h2load's output, of which the latencies are not used. Raises MeasurementError if requests failed."""
     seconds = in_us(_search(r"finished in (\S+),", output, "h2load")[1]) / 1e6
     succeeded, failed = _search(r"(\d+) succeeded, (\d+) failed", output, "h2load").groups()
     # h2load's number of failed requests includes those that were under way at the end, at most one per connection.

@@ -314,7 +314,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             stop,
             _AioQueue.stop,
-            "Cancel all calls except closes. Wait up to limit seconds for all calls; return the tickets of those left."
+            "Cancel all calls but closes. Wait up to limit seconds for the calls left; return the tickets of the rest."
         ),
     ];
     let slots = [slot(ffi::Py_tp_new, new as *mut c_void), methods_slot(methods)];

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class BusyFileThreads:
     """Occupies all threads that make calls on files. Other calls on files begin only after :meth:`release`.
 
-    Each thread opens a FIFO, and ``open`` waits until the other end is opened, too. Queues that use io_uring are not
+    Each thread opens a FIFO, and ``open`` waits until the other end is opened, too. Calls that io_uring makes are not
     affected.
     """
 

@@ -104,6 +104,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    # Make these two lasting changes before the first test, so that the audit does not blame a test for them.
     coro_is_available()  # imports grapeshot.coro, which adds a function to gc.callbacks
     if has_uvloop():
         loop_factory("uvloop")().close()  # libuv opens a pipe for signals with its first loop, and keeps it open
@@ -240,7 +241,8 @@ def _leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
         before.restore()
         return
     if "_audit" not in request.fixturenames:
-        # Let destructors print their messages during this test, as `_audit` does.
+        # Run the destructors of garbage now, so that they print their messages during this test. (In a test with
+        # `_audit`, that fixture has already run them.)
         gc.collect()
     found = before.found()
     assert not found, f"left behind by the test: {found}"

@@ -44,8 +44,8 @@ PATCHED = (
     threading,
     time,
 )
-# Attributes that may differ after a test: the modules change them themselves, or the first coro that hides the loop
-# replaces them permanently.
+# Attributes that may differ after a test. Their own modules change some of them. `all_tasks` is wrapped permanently
+# when a coro hides the running loop from asyncio for the first time (`grapeshot/coro/_hiding.py`).
 CHANGING = {
     "all_tasks",
     "_shutdown_locks",
@@ -57,8 +57,8 @@ CHANGING = {
     "_event_loop_policy",  # asyncio makes the default one when it is asked for; see _policy()
 }
 LOGGERS = ("asyncio", "grapeshot", "concurrent.futures")
-# The prefix of the names of threads that have started a child process. Such a thread runs until this process ends. If
-# it ended earlier, the child would get the signal that it may have asked for with PR_SET_PDEATHSIG.
+# The prefix of the names of threads that start child processes with a preexec_fn. Such a thread runs until this process
+# ends, because a child that has set PR_SET_PDEATHSIG gets its signal as soon as the thread that started the child ends.
 STAYING = "grapeshot-preexec"
 # matplotlib keeps its files open. They do not count.
 CACHES = "/site-packages/matplotlib/"

@@ -79,8 +79,9 @@ def gil_is_enabled() -> bool:
 @contextlib.contextmanager
 def recorded_warnings() -> Iterator[list[str]]:
     """Record the texts of all warnings. The list is complete when the block has ended. In free-threaded builds, where
-    filters belong to a context, ``warnings.catch_warnings(record=True)`` does not record the warnings of other threads,
-    so this function also replaces ``warnings.showwarning`` there.
+    filters belong to a context, ``warnings.catch_warnings(record=True)`` does not record the warnings of other threads.
+    So this function also replaces ``warnings.showwarning``, unless other code has replaced it already. In that
+    case only ``catch_warnings`` records.
     """
     texts: list[str] = []
     shown = warnings.showwarning

@@ -1,6 +1,6 @@
 """A server with constant replies, for measurements of clients: `python -m benchmarks.blocking.canned PROTOCOL`.
 
-It reads no more of a request than it needs to choose the reply. It prints `{"port": ...}` when it listens, and ends
+It looks at no more of a request than it needs to choose the reply. It prints `{"port": ...}` when it listens, and ends
 when its stdin is closed.
 """
 

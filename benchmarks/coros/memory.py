@@ -1,4 +1,4 @@
-"""Resident memory per idle thread of a style (Linux)."""
+"""Resident memory per waiting cooperative thread, for one library of such threads (Linux)."""
 
 from __future__ import annotations
 

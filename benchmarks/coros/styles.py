@@ -30,7 +30,7 @@ class Style(Protocol):
     spawn: Function
     # Yields to everything that is ready.
     give_way: Function
-    # Waits for a wake-up, which never comes here.
+    # Waits for a wake-up. In these benchmarks nobody wakes the thread.
     wait: Function
     # Waits for this many seconds.
     sleep: Function

@@ -179,7 +179,8 @@ def _write_large(place: Place, chunk_len: int) -> Round:
         if written != place.mib * MIB:
             raise AssertionError(f"{written} bytes written")
 
-    # Even so, some rounds take four times as long as others. The median of three rounds is seldom one of the slow ones.
+    # Although `_fill` has just used this memory, some rounds take four times as long as others. The median of three
+    # rounds is seldom one of the slow ones.
     return Round(run, place.mib, end, least=3)
 
 

@@ -1,4 +1,4 @@
-"""The cases of name lookups. They have no bounds: only the comparison with all peers counts."""
+"""The cases of name lookups. They have no bounds, only a verdict, which takes all peers into account."""
 
 from __future__ import annotations
 

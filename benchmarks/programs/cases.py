@@ -35,7 +35,7 @@ class Settings(LoadSettings):
 
     # A load whose requests take 100 ms needs more time than others, and a longer warm-up, in which its server opens
     # connections to a database.
-    slow_s: float = 4.0  # with 40 threads, a request waits for 2.5 seconds
+    slow_s: float = 4.0  # with 40 threads, 1,000 requests of 100 ms take 2.5 seconds
     slow_warm_up_s: float = 2.0
     tasks: int = 1000
 

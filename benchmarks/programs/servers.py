@@ -136,7 +136,7 @@ def make_fastapi(style: str, redis_address: str) -> Any:
         store.blpop(["nothing is pushed here"], timeout=WAIT_S)
         return HELLO.decode()
 
-    if style != THREADS:  # anyio's limit also counts the functions that run in coros
+    if style != THREADS:  # for many threads; anyio's default limit does not count the functions that run in coros
         anyio.to_thread.current_default_thread_limiter().total_tokens = 1000
     return app
 

@@ -13,7 +13,8 @@
 //! its manifest does not list pyo3. `docs/architecture.md` has a diagram of the modules of both crates.
 
 #![warn(missing_docs)]
-// A test build also compiles the fallbacks for other systems. They are not exported there, and would cause warnings.
+// A test build also compiles the fallbacks for other systems. It does not export them, so the lint would warn about
+// their `pub` items.
 #![cfg_attr(not(test), warn(unreachable_pub))]
 
 pub mod arch;

@@ -421,9 +421,10 @@ mod tests {
         [&b"\xce"[..], &value.to_be_bytes()].concat()
     }
 
-    /// Keys for a dict of 16,384 slots. The first 8,192 keys take half of the slots, in the order in which a dict
-    /// probes them. After these come `count` keys. The first probes of such a key, which depend on its hash, all hit
-    /// taken slots. All further probes follow the order of the first 8,192 keys.
+    /// Keys for a dict of 16,384 slots. Once all bits of a hash are shifted out, the slot that a dict probes after
+    /// `slot` is 5 * slot + 1. The first 8,192 keys take half of the slots in that order. After these come `count`
+    /// keys. The first probes of such a key, which depend on its hash, all hit taken slots. All further probes follow
+    /// the order of the first 8,192 keys.
     fn colliding_keys(count: usize) -> impl Iterator<Item = u32> {
         let order = std::iter::successors(Some(1_u32), |at| Some((at * 5 + 1) % 16384)).take(8192);
         let mut probing = Probing::default();

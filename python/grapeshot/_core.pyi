@@ -415,7 +415,8 @@ class Loop:
     def _wait_writable(self, sock: socket) -> Coroutine[Any, Any, None]:
         """Wait until ``sock`` can be written, is connected, or has failed.
 
-        An event that the last poll has returned does not end this wait.
+        Only a new event ends this wait. An event that the loop has already got from the poller does not, even if the
+        loop has not handled it yet.
         """
 
     # --- names
@@ -592,9 +593,9 @@ class Loop:
         The caller sets the new TLS transport as the protocol of the transport below.
 
         ``waiter`` gets its result or exception when the handshake ends. No caller waits for the handshake of an
-        ``accepted`` connection, so debug mode reports each failure of its handshake. Time limits are in
-        seconds. The callbacks run in a copy of the context of ``below`` if that is a native transport, and otherwise in
-        a copy of the current context.
+        ``accepted`` connection, so debug mode reports its handshake if that fails. Time limits are in seconds. The
+        callbacks run in a copy of the context of ``below`` if that is a native transport, and otherwise in a copy of
+        the current context.
 
         Raises:
             ValueError, ssl.SSLError: what ``sslcontext.wrap_bio()`` raises.
@@ -1030,7 +1031,10 @@ class _AioQueue:
     def has_ring(self) -> bool:
         """Whether io_uring makes the calls."""
     def stop(self, limit: float, /) -> list[int]:
-        """Cancel all calls except closes; wait at most ``limit`` seconds for all. Return the tickets of those left."""
+        """Cancel all calls except those that close a file, then wait for the calls that are left.
+
+        Waits at most ``limit`` seconds. Returns the tickets of the calls that have not ended by then.
+        """
 
 @disjoint_base
 class _StreamReader:
@@ -1484,9 +1488,10 @@ class thread_lock:  # noqa: N801
 
         Raises:
             ValueError, OverflowError: ``timeout`` is not valid.
-            RuntimeError: the coro cannot wait here (in a function that the garbage collector calls, or in a greenlet),
-                and no other real thread holds the lock. Or the caller is a task or callback that would wait without a
-                limit, and a coro of the same thread holds the lock.
+            RuntimeError: the call has to wait, but the coro cannot wait here (in a function that the garbage collector
+                calls, or in a greenlet). But if a real thread other than the coro's own holds the lock, the call
+                blocks the coro's thread instead of raising. Also raised if the caller is a task or callback that
+                would wait without a limit, and a coro of the same thread holds the lock.
         """
     def acquire_lock(self, blocking: bool = True, timeout: float = -1) -> bool:
         """The same as ``acquire``."""
@@ -1700,7 +1705,11 @@ class condition_variable:  # noqa: N801
     def _use(self) -> None:
         """ScheduleError if the condition variable belongs to another thread."""
     def _wait_as(self, kind: int, block: bool, timeout: float | None, /) -> bool:
-        """Wait as a waiter of kind ``kind``; return whether it was woken in time."""
+        """Wait; return whether the coro was woken in time.
+
+        ``kind`` is a number that the caller chooses. While this coro is the one that has waited longest, ``_first``
+        returns the number.
+        """
     def _first(self) -> int | None:
         """Return the kind of the coro that has waited longest, or None if no coro waits."""
     def _wake_first(self) -> Any:
@@ -1859,7 +1868,10 @@ def _coro_spawn_hiding(
     """Like ``_coro_spawn``, but asyncio's functions see no running loop in the coro."""
 
 def _coro_hide_loop() -> Any:
-    """Hide the loop from the running coro; return asyncio's current task. RuntimeError if it is already hidden."""
+    """Hide the loop from the running coro; return asyncio's current task.
+
+    RuntimeError if the loop is already hidden.
+    """
 
 def _coro_show_loop(task: Any, /) -> None:
     """Undo ``_coro_hide_loop``: show the loop to the running coro, with ``task`` (or None) as the current task.
@@ -1956,7 +1968,10 @@ def _coro_live() -> list[Any]:
     """Return the coros of this thread that have started and not ended."""
 
 def _coro_live_tasks() -> list[Any]:
-    """Return the live coros of all threads, except those that represent daemon threads or were unregistered."""
+    """Return the live coros of all threads, for ``asyncio.all_tasks()``.
+
+    Coros that represent daemon threads, and coros that the program has unregistered from asyncio's tasks, are left out.
+    """
 
 def _coro_set_switch_stamps(on: bool, /) -> None:
     """Set, for all threads, whether the times of switches are recorded."""
@@ -2073,7 +2088,10 @@ def _coro_send_signal(number: int, handler: object, /) -> bool:
     """Send the signal to this process, unless a handler other than ``handler`` is set. Return whether it was sent."""
 
 def _coro_stop_watchdog() -> None:
-    """Before a fork and at exit: stop the watchdog until something runs again. First finish a report in progress."""
+    """Before a fork and at exit: stop the watchdog. If it is making a report, wait up to a second for the report.
+
+    The watchdog starts again when a loop next runs code in a thread that has a latency limit.
+    """
 
 def _coro_set_stack_slots(count: int | None, /) -> None:
     """Make new coros of this thread share ``count`` stacks (1 to 4096).

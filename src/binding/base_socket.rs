@@ -63,8 +63,8 @@ unsafe fn first_field(socket: &Bound<'_, PyAny>) -> c_int {
 
 /// Finds out whether the first field of a socket object is its file descriptor, as in all known versions of CPython.
 /// For that, it compares the field of a new socket with the result of `fileno()` before the socket is open, while it is
-/// open, and after it is closed. If the process has no free descriptor for that socket, `descriptor` keeps calling
-/// `fileno()`.
+/// open, and after it is closed. If the socket cannot be opened because the process has no free descriptor, the
+/// function `descriptor` keeps calling `fileno()`.
 pub(crate) fn learn_layout(py: Python<'_>) -> PyResult<()> {
     let raw = py.import("_socket")?.getattr("socket")?.cast_into::<PyType>()?;
     // SAFETY: a live type.

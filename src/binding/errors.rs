@@ -71,9 +71,9 @@ pub(crate) fn caught<R>(body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
 /// Makes `error` the current exception. If there is no memory for that, `MemoryError` becomes the current exception
 /// instead.
 ///
-/// The exception is restored inside `try_attach`, so that pyo3 counts the thread as attached. Otherwise a reference
-/// that is dropped would be released only when pyo3 attaches the next time, and the exception's value could stay alive
-/// for longer than it should, possibly until a loop blocks.
+/// The exception is restored inside `try_attach`, so that pyo3 counts the thread as attached. Otherwise pyo3 would
+/// release a dropped reference only when it attaches the next time. Until then, that reference could keep the
+/// exception's value alive.
 #[cold]
 pub(crate) fn raise(py: Python<'_>, error: PyErr) {
     let mut error = Some(error);

@@ -43,7 +43,7 @@ pub(crate) const HAS_GIL: bool = cfg!(not(Py_GIL_DISABLED));
 /// Python 3.11 specializes method calls on it only if the dict exists.
 const HAS_LAZY_DICT: bool = cfg!(Py_3_12);
 
-/// Whether the interpreter itself keeps nested deallocations of every type from exhausting the stack.
+/// Whether the interpreter itself limits how deep deallocations nest, for objects of every type.
 const HAS_TRASHCAN: bool = cfg!(Py_3_14);
 
 /// Whether an environment variable switches something on: it is set, and neither empty nor 0.

@@ -32,15 +32,16 @@ use super::object_result::ObjectResult;
 ///   atomics, the inbox, values that never change, and `ObjectCell`s.
 /// - `function`: the function is a `fn(Python, Args) -> ObjectResult`, and the row is for a module.
 /// - `method(call)`, `function(call)`: the row calls `call(object, Args, function)`, which decides how to call the
-///   function. This is for functions that wait.
+///   function. This is for functions that wait, and for all methods of the native socket type (`coro/io`).
 ///
 /// The declaration gives the row its name and its signature, so a row does not compile unless the stub has the
-/// declaration. `as` is for a function whose name in the stub is not its name in `help()`. A string literal is the
-/// signature itself, for a method whose type the module does not export, because the stub cannot declare such a method.
-/// If several types share a row, the row names the declaration of one of these types. Stubtest compares the signature
-/// of the method with the stub for every one of the types.
+/// declaration. `as` is for a function whose name in the stub is not its name in `help()`. The stub cannot declare a
+/// method whose type the module does not export. In the row of such a method, a string literal with the signature takes
+/// the place of the declaration. If several types share a row, the row names the declaration of one of these types.
+/// Stubtest compares the signature of the method with the stub for every one of the types.
 ///
-/// The function always gets all required arguments, and gets them by position (`Args::pass_to`).
+/// The function gets all required arguments, and gets them by position (`Args::pass_to`). With `method(call)` and
+/// `function(call)`, this depends on `call`.
 ///
 /// A row inside a generic function must declare the generic parameter again: the function that CPython calls is then an
 /// inner function, which cannot use the generic parameters of the outer one.

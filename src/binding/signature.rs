@@ -1,8 +1,9 @@
 //! Signatures of native functions, written as one text, such as `call_at(when, callback, *args)`.
 //!
 //! The text determines the function's name, the output of `help()` and `inspect.signature()`, the number of arguments
-//! that a call must have, and the names of its parameters. It is parsed at compile time, or in calls that are not on
-//! the fast path. For most functions, the build script makes it from `_core.pyi` (`build_stub.rs`).
+//! that a call must have, and the names of its parameters. It is parsed at compile time. Only calls that are not on
+//! the fast path read the names of the parameters from it at run time. For most functions, the build script makes the
+//! text from `_core.pyi` (`build_stub.rs`).
 
 use std::ffi::CString;
 
@@ -17,8 +18,9 @@ pub(crate) struct Signature {
     required: usize,
     /// True if there are only required parameters: no defaults, no keyword-only parameters, no `*args`.
     is_fixed: bool,
-    /// True if a call can name a parameter that is not one of the `required` ones, or if there is a `**kwargs`. (Also
-    /// true for positional-only parameters with defaults: the function itself refuses their names.)
+    /// True if a call can give by name a parameter that is not one of the `required` ones, or if there is a `**kwargs`.
+    /// (Also true if a positional-only parameter has a default. A call must not give that parameter by name; the
+    /// function itself refuses the name.)
     accepts_keywords: bool,
     /// The number of parameters that can be given by position.
     by_position: usize,

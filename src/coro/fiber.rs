@@ -19,7 +19,8 @@ use super::reprs::Contents;
 use super::thread_locals::Taken;
 use crate::binding::HAS_GIL;
 
-/// Occupies the tail of the memory block that begins with the coro's root chunk (`pystate::Chunks`).
+/// Occupies the tail of a memory block. The block begins with the coro's root chunk, which holds the coro's first
+/// Python frames (`pystate::Chunks`).
 #[repr(C)]
 pub(super) struct Fiber {
     // The fields that each switch uses come first, so that they share few cache lines.
@@ -43,7 +44,7 @@ pub(super) struct Fiber {
     /// The coro that the fiber belongs to.
     pub(super) coro: *mut ffi::PyObject,
     pub(super) relinked: Relinked,
-    /// The innermost frame of an evicted stack.
+    /// The innermost Python frame of the stack. Valid only while the stack is evicted.
     pub(super) innermost: *mut u8,
     /// The interpreter state points here, so a fiber must not move.
     pub(super) root: ThreadStateRoot,
@@ -205,7 +206,7 @@ pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
         return Ok(None);
     }
     // SAFETY: the coro is suspended, so its fiber has no other user. If its stack is evicted, the chain of Python
-    // frames was relinked past the frames in the slot, and the innermost frame is on the heap.
+    // frames leaves out the entry frames, which were on that stack (`Relinked`). The innermost frame is on the heap.
     unsafe {
         let Some(fiber) = coro.fiber.get().as_ref() else {
             return Ok(None);

@@ -113,8 +113,8 @@ where
     false
 }
 
-/// Stores the outcome in the coro. If this is called on the coro's stack, no value with a destructor may be left there
-/// afterwards, because the coro never continues on that stack.
+/// Stores the outcome in the coro. If this is called on the coro's stack, `run_on_stack` then leaves that stack for
+/// good. So the callers must not leave a value with a destructor there: it would never be dropped.
 pub(super) fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
     match outcome {
         Ok(value) => coro.result.set(value),

@@ -2,9 +2,10 @@
 //! They are about coros that run long without a yield and, in a thread that has coros or has set a limit, also about
 //! tasks, callbacks and protocol methods.
 //!
-//! A run counts as blocking only while other work waits for its turn (`Reactor::has_backlog`). Each time a check finds
-//! that nothing else waits, the run's time counts from that moment on. A program can ask for reports of all long runs
-//! instead (`report_always`).
+//! Each resumption of a coro is a *run*, and so is each task step, callback or protocol method that a loop calls. A run
+//! counts as blocking only while other work waits for its turn (`Reactor::has_backlog`). If nothing else waits when the
+//! run has reached the limit, the run's time counts anew from that moment on. A program can ask for reports of all long
+//! runs instead (`report_always`).
 //!
 //! ```text
 //!   loop's thread   begin ............ computes ........ end: "ran for 0.731 seconds; after 0.200 it was at ..."

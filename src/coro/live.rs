@@ -128,7 +128,8 @@ impl Table {
     }
 }
 
-/// A list of the live coros of all threads, without daemons and unregistered coros (`is_listed`).
+/// A list of the live coros of all threads, without daemons and without coros that a program has unregistered from
+/// asyncio's tasks (`is_listed`).
 pub(super) fn tasks_of_all_threads(py: Python<'_>) -> ObjectResult<'_> {
     let tables: Vec<_> = lock(&TABLES).iter().filter_map(Weak::upgrade).collect();
     let mut coros = Vec::new();

@@ -11,8 +11,9 @@
 //!
 //! Each frame that was reported as called must also be reported as returned, because the profile function may keep a
 //! pointer to the frame. So a call is not reported if CPython will not report the frame's return; a return without a
-//! call does no harm. The rule matters for the frames that a suspended coro was in when the profile function was set:
-//! from 3.12 on, CPython reports their returns only after their code has been entered again.
+//! call does no harm. The rule matters for the frames that a suspended coro was in when the profile function was set.
+//! From 3.12 on, CPython reports the return of such a frame only if the frame's code has been instrumented since, for
+//! example because another call has entered the same code.
 //!
 //! The scheduler calls these functions on the thread's own stack. While no native profile function is set, the only
 //! cost is two tests in each run of a coro.
@@ -25,8 +26,9 @@ use super::pystate::{self, Event, Version};
 use super::runtime::Runtime;
 use crate::binding::HAS_GIL;
 
-/// Called before the thread state becomes the coro's, so that a profile function that was just set sees the thread's
-/// own frames first. Returns the version of the instrumentation, for `report_calls`.
+/// Called before the thread state becomes the coro's. Calls a Python function that does nothing, so that a profile
+/// function that was just set sees the thread's own frames first. Returns the version of the instrumentation, for
+/// `report_calls`.
 #[cold]
 #[inline(never)]
 pub(super) fn prepare(runtime: &Runtime, coro: Coro<'_>) -> Version {
@@ -90,7 +92,8 @@ pub(super) unsafe fn report_returns(runtime: &Runtime, coro: Coro<'_>, thread: *
 }
 
 /// Runs `body`, which calls foreign code. In builds with a GIL, the collector is switched off meanwhile. The foreign
-/// code does not run on the coro's stack, so it must not wait: while the coro is marked as `collecting`, waiting fails.
+/// code does not run on the coro's stack, so it must not wait. While `Runtime::collecting` is set to the coro, each
+/// wait of the coro fails.
 fn undisturbed<'py, F>(runtime: &Runtime, coro: Coro<'py>, body: F)
 where
     F: FnOnce(Python<'py>) -> PyResult<()>,

@@ -106,7 +106,8 @@ fn text(object: &Bound<'_, PyAny>) -> PyResult<String> {
     Ok(object.str()?.to_string_lossy().into_owned())
 }
 
-/// The code object of a Python function. It is used for the function that runs the loop: `places` stops at its code.
+/// The code object of a Python function. Called with the function that runs the loop: `places` stops at the frame that
+/// runs this code.
 pub(super) fn code_of(function: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
     Ok(function
         .getattr("__code__")?

@@ -23,8 +23,8 @@ use crate::binding::HAS_GIL;
 /// front of the items (`_PyListArray`, `Objects/listobject.c`).
 const ITEMS_OFFSET: usize = if HAS_GIL { 0 } else { size_of::<ffi::Py_ssize_t>() };
 
-/// The contents of a list object, as in its fields: owned references, in memory that Python allocated. A stack that has
-/// ended leaves nothing in its list, so no contents are left when a fiber is freed.
+/// The contents of a list object, as in its fields: owned references, in memory that Python allocated. They need no
+/// `Drop`: each `repr` removes its container from the list when it ends, so nothing is left when a fiber is freed.
 pub(super) struct Contents {
     items: *mut *mut ffi::PyObject,
     len: ffi::Py_ssize_t,

@@ -59,8 +59,8 @@ pub(super) struct Runtime {
     pub(super) collecting: Cell<*mut ffi::PyObject>,
     /// Whether a collection runs on the stack of `collecting`.
     pub(super) is_collecting: Cell<bool>,
-    /// The value of `collecting` before that collection began. It is not null if a native profile function, which must
-    /// not wait, has started the collection.
+    /// The value of `collecting` before that collection began: null, unless the collection began while the coro's
+    /// frames were being reported to a native profile function.
     pub(super) collecting_before: Cell<*mut ffi::PyObject>,
     /// The stack pointer of the thread's own stack while a coro runs.
     pub(super) main_sp: Cell<usize>,
@@ -146,7 +146,7 @@ pub(super) fn current(py: Python<'_>) -> Option<Coro<'_>> {
 #[inline]
 pub(super) fn current_anywhere(py: Python<'_>) -> Option<Coro<'_>> {
     match RUNTIME.try_with(|runtime| runtime.current.get()) {
-        // SAFETY: the running coro is kept by the runtime's table.
+        // SAFETY: the running coro is kept by the table of live coros.
         Ok(object) if !object.is_null() => Some(unsafe { This::new(py, object) }),
         Ok(_) | Err(_) => None,
     }
@@ -180,7 +180,7 @@ fn note_end(coro: &CoroObject) {
 fn dealloc_depth() -> *const Cell<u32> {
     let current = RUNTIME.try_with(|runtime| runtime.current.get());
     match current {
-        // SAFETY: the running coro is kept by the runtime's table.
+        // SAFETY: the running coro is kept by the table of live coros.
         Ok(object) if !object.is_null() => unsafe { &raw const (*object.cast::<CoroObject>()).dealloc_depth },
         // Err: the thread is ending and has already destroyed its thread-local variables.
         Ok(_) | Err(_) => ptr::null(),
@@ -471,7 +471,7 @@ impl Runtime {
             self.pool.borrow_mut().give(saved);
         }
         shared.occupant.set(pointer);
-        // SAFETY: as above.
+        // SAFETY: the stack is suspended, and is in its place now.
         unsafe { fiber.state.instrument(coro.py())? };
         Ok(pointer)
     }

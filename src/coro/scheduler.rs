@@ -269,8 +269,8 @@ pub(super) fn make_ready(coro: Coro<'_>) {
 }
 
 /// Marks the coro as ready and removes it from the queue in which it waits. The caller, and nobody else, then resumes
-/// it or puts it into its loop's ready queue. Returns false if the coro was ready already. If the queue is shared, the
-/// caller must make this call inside the queue's `exclusive`.
+/// it or puts it into its loop's ready queue. Returns false if the coro was ready already. If the coro waits in a queue
+/// that threads share, the caller must make this call inside the `exclusive` of that queue.
 #[inline]
 pub(super) fn claim(coro: Coro<'_>) -> bool {
     if coro.status.get() == Status::Ready {

@@ -88,8 +88,8 @@ impl Slots {
     {
         let mut shared = self.shared.borrow_mut();
         let index = self.next.get() % self.count.get();
-        // The shared slot is made before a single one: the coro can do without a single slot, and later there may be no
-        // memory for the shared one.
+        // Make the shared slot first, even if this coro then gets a single slot. Once all single slots are taken, new
+        // coros need the shared one, and by then there may be no memory for it.
         while shared.len() <= index {
             shared.push(make()?);
         }

@@ -248,8 +248,8 @@ fn no_coro() -> PyErr {
 }
 
 /// The running coro, if it can be suspended here: no panic is unwinding, no garbage collection is running on a stack
-/// that may be evicted, no native profile function is being told of the coro's frames, no greenlet is running on the
-/// stack, and this process was not forked by the coro.
+/// that may be evicted, the coro's frames are not being reported to a native profile function, no greenlet is running
+/// on the stack, and this process was not forked by the coro.
 #[inline]
 pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
     with_runtime(|runtime| match runtime.running(py) {
@@ -287,20 +287,21 @@ pub(super) fn is_forked() -> bool {
     with_runtime(|runtime| runtime.is_forked.get())
 }
 
-/// Whether the coro must not leave its stack. It must not do so while a garbage collection is running on the stack, if
-/// the stack may be evicted; while a native profile function is being told of the coro's frames; and in a child process
-/// that the coro has forked.
+/// Whether the coro must not leave its stack: this process is a child that the coro has forked, or `collecting` is the
+/// coro. `collecting` is the coro while a garbage collection is running on its stack, if that stack may be evicted, and
+/// while its frames are being reported to a native profile function.
 #[inline]
 fn is_held(runtime: &Runtime, coro: Coro<'_>) -> bool {
     runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get()
 }
 
-/// Whether a greenlet runs on this coro's stack. A greenlet has chunks of its own for its Python frames, so the root
-/// chunk in use is then not the coro's. If the coro left the stack and the loop or another coro continued, the greenlet
-/// package would mistake the thread's own stack for the rest of the greenlet's stack.
+/// Whether a greenlet runs on this coro's stack. A greenlet has chunks of its own for its Python frames. So while it
+/// runs, the root chunk in use is not the coro's root chunk, whose tail is the coro's fiber. If the coro left the stack
+/// and the loop or another coro continued, the greenlet package would mistake the thread's own stack for the rest of
+/// the greenlet's stack.
 #[inline]
 fn is_in_greenlet(coro: Coro<'_>) -> bool {
-    // SAFETY: attached; if the root chunk is not one of ours, `tail` reads only its length.
+    // SAFETY: attached. `tail` reads only the chunk's length, so the root chunk need not be one of ours.
     unsafe {
         let root = pystate::running_root();
         root.is_null() || pystate::tail(root) != coro.fiber.get().cast()
@@ -336,8 +337,8 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
 }
 
 /// Drops the value that is left over if the coro was woken and then interrupted in an earlier wait. The drop may run
-/// destructors, which may wait and be interrupted themselves. So call this before you check whether the coro has to
-/// wait.
+/// destructors, which may wait. Meanwhile other code may change what the coro is going to wait for, or interrupt the
+/// coro. So call this function before you check whether the coro has to wait.
 #[inline]
 pub(super) fn forget_wake_value(coro: Coro<'_>) {
     if coro.wake_value.is_set() {

@@ -10,11 +10,11 @@
 //!   it runs again:     variable --> call on its stack --> ...
 //! ```
 //!
-//! Which variable holds the head depends on the version of pybind11. Up to 3.0.1 it may be the value of a pthread key
-//! that pybind11's own structure contains; from 3.0.2 on, each extension has a thread-local variable for it. So the
-//! variable is recognized by its value: a thread-local variable that points into the stack of the waiting coro belongs
-//! to the coro. The search runs only if pybind11 is loaded, and only for stacks that are deep enough to contain a call
-//! through C++.
+//! Which variable holds the head depends on the version of pybind11. Up to 3.0.1 the head may be the value of a pthread
+//! key (pybind11 stores the key in a structure of its own). From 3.0.2 on, each extension has a thread-local variable
+//! for the head. So the variable is recognized by its value: a thread-local variable that points into the stack of the
+//! waiting coro belongs to the coro. The search runs only if pybind11 is loaded, and only for stacks that are deep
+//! enough to contain a call through C++.
 //!
 //! The scheduler calls these functions on the thread's own stack.
 

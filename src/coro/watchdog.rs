@@ -1,4 +1,5 @@
-//! The watchdog: a thread that finds late runs while they are still going on.
+//! The watchdog: a thread that finds late runs while they are still going on. It reads the *pulse* of each watched
+//! thread (`Pulse`), which says what runs in that thread and since when.
 //!
 //! ```text
 //!   a run begins in a thread       a check finds that no        the next check finds
@@ -246,9 +247,9 @@ impl Watchdog {
             }
             match state.check_pulses() {
                 Finding::Late(pulse, since_ns) => {
-                    // The run may have begun after the pulses were flagged to wake the watchdog. In that case the run
-                    // has cleared the flag of its pulse, so before a sleep without a time limit, all pulses must be
-                    // flagged again.
+                    // Below, the first quiet check marks all pulses as unwatched. If the late run began after that, it
+                    // has marked its own pulse as watched again. So the count of quiet checks restarts, and all pulses
+                    // are marked as unwatched again before the watchdog sleeps without a time limit.
                     quiet_checks = 0;
                     state.is_reporting = true;
                     drop(state);

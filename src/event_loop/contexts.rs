@@ -20,9 +20,10 @@
 //! its own (`HandleObject::own_context`).
 //!
 //! The values of a context are an immutable mapping. If two contexts have the same mapping object, their values are the
-//! same. The C API has no function that returns the mapping or the current context, so `find_fields` finds the offsets
-//! of both fields by observing which words change. If it does not find them, and in free-threaded builds, each handle
-//! has a context of its own, as in asyncio.
+//! same. The C API has no function that returns the mapping or the current context. So this module reads two fields
+//! directly: the mapping in a context, and the current context in the thread state. `find_fields` finds their offsets:
+//! it enters a context, sets a variable and leaves the context, and observes which words of both structures change. If
+//! it does not find both fields, and in free-threaded builds, each handle has a context of its own, as in asyncio.
 //!
 //! Before the loop sleeps, it drops the template and the spare if either of them has values, so that they do not keep
 //! the values alive. Any thread that schedules something touches the two contexts, while it holds the GIL.
@@ -124,7 +125,7 @@ impl Contexts {
             // SAFETY: attached, with a context, and the fields are known.
             let values = unsafe { values_of(made.as_ptr()) };
             self.has_values.set(values != NO_VALUES.load(Ordering::Relaxed));
-            // Dropping the previous template may run code, but nothing here is read afterwards.
+            // Dropping the previous template may run code, but this function does not use `self` afterwards.
             self.template.set(made.clone());
         }
         Ok((made.into_ptr(), is_shared))

@@ -1,10 +1,12 @@
 //! The loop's clock as programs see it: `loop.time()`, which a program may replace.
 //!
-//! Deadlines, due timers and the length of a poll follow `loop.time()`, as in asyncio. A program may replace it on one
-//! loop, in a subclass, or temporarily on the class. Unless a program has done that, native code reads the clock itself
-//! instead of calling the method. A comparison of the type's version tag is enough to check that `time` is still the
-//! native method. `Loop.__setattr__` reports when a program sets the attribute on the loop itself. If a program puts it
-//! into the loop's `__dict__` in another way, that takes effect when the next run begins.
+//! Deadlines, due timers and the length of a poll follow `loop.time()`, as in asyncio. A program may replace `time` on
+//! one loop, in a subclass, or temporarily on the class. Unless a program has done that, native code reads the clock
+//! itself instead of calling the method. To check that `time` is still the native method, it compares the type's
+//! version tag with the tag in `ClockVersion`. The type's tag changes when an attribute of the type or of a base class
+//! changes. If a program sets or deletes `time` on the loop itself, `Loop.__setattr__` or `Loop.__delattr__` makes the
+//! loop forget the tag in `ClockVersion`. If a program changes `time` in the loop's `__dict__` without these methods,
+//! that takes effect when the next run begins.
 //!
 //! The same holds for `call_at`, because asyncio's `call_later` calls it.
 

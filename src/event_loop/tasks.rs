@@ -129,9 +129,10 @@ impl LoopObject {
     /// without an exception.
     ///
     /// If the callback is that of a CPython task, it gets a done future instead of `awaited`, for speed. The task asks
-    /// the object for a result, which it then drops. If the object were not an `asyncio.Future`, the task would look up
-    /// the method `result` with a newly made string. Such a string is in no method cache, so the lookup would be slow.
-    /// In free-threaded builds, all threads would also write to the same cache.
+    /// the object that it gets for a result, and drops the result. If that object were not an `asyncio.Future`, the
+    /// task would make a new string "result" to look up the method. CPython's cache of methods compares names by
+    /// address, so it never contains a new string, and each lookup would be slow. Each lookup would also write its
+    /// string into the cache. In free-threaded builds, all threads would write into the same entry.
     #[inline]
     pub(crate) fn soon_after_wait(
         &self,

@@ -119,8 +119,9 @@ impl Source for DescriptorObject {
         self.armed.get()
     }
 
-    /// Also false if no watcher is active, because asyncio's code may take over such a descriptor. The descriptor may
-    /// still be open, so it is deregistered here.
+    /// Also false if no watcher is active, because asyncio's code may take over such a descriptor. The caller takes the
+    /// descriptor for closed and does not remove it from the poller. But the descriptor may still be open, so this
+    /// function deregisters it.
     fn has_descriptor(this: This<'_, Self>) -> bool {
         if this.watchers.borrow().is_empty() {
             end(this);
@@ -414,8 +415,8 @@ fn end(this: Descriptor<'_>) {
     }
 }
 
-/// Whether this process has registered the descriptor. A forked child must leave the poller alone, because it is the
-/// parent's until `reinit`.
+/// Whether this process has registered the descriptor. A forked child must leave the poller alone, because the poller
+/// is the parent's until `reinit` of the hub's loop is called.
 fn is_own(this: Descriptor<'_>) -> bool {
     this.pid.get() == process::id()
 }

@@ -41,8 +41,8 @@ pub(super) struct IoObject {
     /// The callback that `start` was given, and its arguments. Python code can set both attributes.
     callback: ObjectCell,
     args: ObjectCell,
-    /// The `DescriptorObject` on which this watcher is active, or was active last. Empty if there is none, or if it was
-    /// closed in the meantime.
+    /// The `DescriptorObject` on which this watcher is active, or was active last. Empty before the
+    /// first start, after `_set` and `close`, and if the descriptor was closed or the process was forked since.
     descriptor: ObjectCell,
     pub(super) fd: Cell<c_int>,
     pub(super) events: Cell<c_int>,

@@ -19,10 +19,11 @@
 //! ```
 //!
 //! If a greenlet starts a loop while the hub's loop is hidden, the new loop is the thread's running loop until the hub
-//! runs again. If callbacks of the new loop switch directly to other greenlets, these see the new loop, too. (The
-//! callbacks of asyncio's own loop rarely do that: in a patched program, its selector switches to the hub before the
-//! first callback runs, and from then on switches are traced.) While the hub's loop is hidden, other code that runs in
-//! the hub, such as a signal handler of Python, sees no running loop, as in a greenlet.
+//! runs again. If callbacks of the new loop switch directly to other greenlets, these see the new loop, too. (This is
+//! rare if the new loop is asyncio's own: in a program that gevent has patched, the selector of such a loop switches to
+//! the hub before the first callback runs. The hub then finds the new loop running and puts the tracer back, so the
+//! switches of the callbacks are traced.) While the hub's loop is hidden, other code that runs in the hub, such as a
+//! signal handler of Python, sees no running loop, as in a greenlet.
 
 use std::cell::Cell;
 use std::ptr;
@@ -44,8 +45,8 @@ use crate::event_loop::pyloop::LoopObject;
 static SWAP_CURRENT_TASK: PyOnceLock<Option<Kept>> = PyOnceLock::new();
 
 thread_local! {
-    /// The target of the last switch, only for comparisons. If a second tracer is set, the same switch may be reported
-    /// twice.
+    /// The target of the last switch that was reported, only for comparisons. A tracer of the program may call
+    /// `_exchange_running_loops` too, so the same switch may be reported twice.
     static LAST_TARGET: Cell<*mut ffi::PyObject> = const { Cell::new(ptr::null_mut()) };
     /// How many suspended greenlets keep a loop. If one of them is destroyed before it runs again, the number stays too
     /// high, and all later switches are traced.
@@ -216,7 +217,8 @@ fn begin_to_hide(event_loop: &Bound<'_, PyAny>, callback: &Bound<'_, PyAny>) -> 
     let tracer = switching.get_trace.bind(py).call0()?;
     if tracer.is_none() {
         // A greenlet has removed the tracer, so the switch back to the hub was not traced, and the hub may still keep
-        // its loop. Later, `show` makes that loop the running one, and puts the tracer back.
+        // its loop. What it keeps is dropped, because `show` makes the loop the running one in any case, and puts the
+        // tracer back.
         drop(take(&hub, names(py)._grapeshot_running)?);
     } else if tracer.as_ptr() != switching.exchange.as_ptr() {
         return Ok(false);

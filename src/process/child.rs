@@ -83,8 +83,8 @@ impl Source for ChildObject {
 }
 
 /// Watches the child again with a new descriptor. This uses the process number, which belongs to the child until its
-/// status is fetched. If other code has fetched the status, the system reports ESRCH, or (where a thread watches the
-/// child) the wait ends without a status.
+/// status is fetched. If other code has fetched the status, `ExitWatch::new` reports ESRCH. (On Linux without pidfds,
+/// where a thread waits for the child, `new` succeeds, and the watch soon ends without a status.)
 unsafe fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: `on_displaced` has queued this call with a watch, and the queue holds a reference to that watch.
     let this: This<'_, ChildObject> = unsafe { This::new(py, object) };

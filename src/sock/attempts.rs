@@ -1,10 +1,10 @@
 //! The attempts of socket operations. Each attempt either ends the operation or says what to wait for.
 //!
 //! On plain sockets (`plain_socket`), most attempts make the system call themselves. The socket's method is called for
-//! `sendto` and `recvfrom_into`, for unusual arguments, and for all operations on other sockets. This method raises
-//! `BlockingIOError` where a system call would block. If the first system call on a plain socket would block, the
-//! operation waits only if the socket is non-blocking. If the socket is blocking or has a timeout, its method is called
-//! instead, as in asyncio.
+//! `sendto` and `recvfrom_into`, for unusual arguments, and for all operations on other sockets. On a non-blocking
+//! socket, the method raises `BlockingIOError` instead of blocking, and the operation waits. If the first system call
+//! on a plain socket would block, the operation waits only if the socket is non-blocking. If the socket is blocking or
+//! has a timeout, its method is called instead, as in asyncio.
 
 use std::ffi::{c_int, c_void};
 use std::io;

@@ -1,15 +1,15 @@
 //! A BIO of our own, through which OpenSSL reads ciphertext from our buffers and writes ciphertext to them.
 //!
 //! ```text
-//!   kept, then lent ciphertext --> read()  [ SSL ]  write() --> the window, then `outgoing`
+//!   `incoming`, then lent ciphertext --> read()  [ SSL ]  write() --> the window, then `outgoing`
 //! ```
 //!
 //! Ciphertext that has just been received is lent for the duration of one call, and only what OpenSSL did not read is
 //! copied. Ciphertext that OpenSSL writes goes to the *window*, a `bytes` object that is passed on without a copy.
 //!
-//! OpenSSL and the `Direct` each hold a reference to the BIO. So after the transport was freed, the `ssl.SSLObject` can
-//! still read what is left in the buffers. A lock protects the buffers, because a program may use that object in
-//! another thread.
+//! OpenSSL and the connection's `Direct` (`direct`) each hold a reference to the BIO. So after the transport was freed,
+//! the `ssl.SSLObject` can still read what is left in the buffers. A lock protects the buffers, because a program may
+//! use that object in another thread.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -49,8 +49,8 @@ pub(super) struct Buffers {
 }
 
 // SAFETY: the pointers lead to memory that may be used from any thread. `lend` and `open_window` demand that the memory
-// is valid until `withdraw` or `close_window` is called. All four are called with the lock held, so no other thread
-// uses the memory then.
+// is valid until `withdraw` or `close_window` is called. Every use of the buffers holds the lock, so no other thread is
+// using the memory while `withdraw` or `close_window` runs.
 unsafe impl Send for Buffers {}
 
 impl Buffers {

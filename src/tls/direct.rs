@@ -196,8 +196,8 @@ impl Direct {
             } else {
                 AES_GCM_LEN
             };
-        // Data that is longer than one record may take several calls, each of which may end with a short record. So
-        // allow for one record more.
+        // Data that is longer than one record may take several calls, and each call may end with a short record. Count
+        // one such record. If there are more, the ciphertext that does not fit goes to `Buffers::outgoing`.
         let records = plain_len.div_ceil(RECORD_LEN) + usize::from(plain_len > RECORD_LEN);
         let capacity = (plain_len + records * overhead_len).min(WINDOW_LEN);
         let mut window = NewBytes::with_capacity(py, capacity)?;

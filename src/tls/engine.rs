@@ -249,7 +249,7 @@ impl Engine {
                 Ok(Read::Data(_)) => {}
                 Ok(Read::Again) => return Ok(false),
                 Ok(Read::Closed) => return Ok(true),
-                // A read raises this after both sides have sent `close_notify`.
+                // A read raises `SSLZeroReturnError` after both sides have sent `close_notify`.
                 Err(error) if error.is_instance(py, &self.module.zero_return.bind(py)) => return Ok(true),
                 Err(error) => return Err(error),
             }

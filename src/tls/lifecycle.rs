@@ -254,9 +254,9 @@ pub(super) fn proceed(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// `eof_received()` from the inner transport. True if the inner transport must stay open until the application has read
-/// the remaining data. An application that has paused reading is told of the end at once if there is no data left to
-/// read.
+/// `eof_received()` from the inner transport. True if the inner transport must stay open, because the application must
+/// first get the remaining data, or its new transport from `start_tls`. An application that has paused reading is told
+/// of the end at once if there is nothing that it must get first.
 pub(super) fn inner_eof(this: Tls<'_>) -> PyResult<bool> {
     this.flags.set(Flags::INNER_EOF);
     debug_log(this, "received EOF")?;

@@ -61,8 +61,9 @@ fn is_closing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let is_closed = this.flags.has(Flags::CLOSED);
     if is_closed || this.loop_object().is_owned_elsewhere() {
-        // In another thread, only a finalizer calls this. If the answer is false, the finalizer calls `close` next,
-        // which does no harm if the inner transport is closing already. So there is no need to ask the inner transport.
+        // In another thread, only a finalizer such as `asyncio.StreamWriter.__del__` calls this. If the answer is
+        // false, the finalizer calls `close` next, which does no harm if the inner transport is closing already. So
+        // there is no need to ask the inner transport.
         return Ok(bool_object(py, is_closed));
     }
     let is_closing = TlsObject::with_access(this, || this.inner.is_closing(py))?;

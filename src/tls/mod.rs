@@ -17,9 +17,9 @@
 //!   inner transport (StreamTransport, ...)        |    v write
 //! ```
 //!
-//! The object is used on the loop's thread only. All fields are cells, because a call into Python may re-enter any
-//! method. An `SSLTransport` has no descriptor of its own: any object with the methods of `asyncio.Transport` can be
-//! its inner transport, including another `SSLTransport`.
+//! The object is used on the loop's thread only, except that any thread may call `close`, `abort` and `is_closing`. All
+//! fields are cells, because a call into Python may re-enter any method. An `SSLTransport` has no descriptor of its own:
+//! any object with the methods of `asyncio.Transport` can be its inner transport, including another `SSLTransport`.
 
 mod bio;
 mod buffer_view;
@@ -73,7 +73,7 @@ bitflags::bitflags! {
         const CORKED = 1 << 5;
         /// Plaintext is being encrypted. A write in the meantime goes to the end of the backlog.
         const ENCRYPTING = 1 << 6;
-        /// An accepted connection: no caller waits for the handshake, so debug mode reports each failure.
+        /// An accepted connection: no caller waits for the handshake, so debug mode reports it if it fails.
         const ACCEPTED = 1 << 7;
         /// `set_read_buffer_limits()` was called.
         const READ_LIMITED = 1 << 8;

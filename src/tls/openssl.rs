@@ -236,7 +236,8 @@ impl OpenSsl {
         unsafe { (self.SSL_get_error)(ssl, result) == WANT_READ }
     }
 
-    /// Removes errors that other code has left in the thread's queue, where the next call would find them.
+    /// Removes errors that other code has left in OpenSSL's error queue of this thread, where the next call would find
+    /// them.
     pub(super) fn clear_errors(&self) {
         // SAFETY: the functions have no requirements.
         unsafe {

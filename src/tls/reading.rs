@@ -136,8 +136,8 @@ fn deliver(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
     }
 }
 
-/// Delivers all data in one `data_received`. The kind of protocol is determined after the decryption, because
-/// decrypting may run Python code that replaces the protocol.
+/// Delivers all data in one `data_received`. After the decryption, `ProtocolCalls::deliver` checks the kind of protocol
+/// again, because decrypting may run Python code that replaces the protocol.
 #[inline]
 fn deliver_object(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
     let py = this.py();
@@ -251,7 +251,8 @@ fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
                 if !may_deliver(this) {
                     return Ok((0, false));
                 }
-                // SAFETY: `capacity` bytes may be written until this returns.
+                // SAFETY: `ProtocolCalls::fill_buffer` keeps `capacity` bytes at `memory` writable until this closure
+                // returns.
                 unsafe { read_to(this, memory, capacity) }
             })?;
             Ok(is_closed.unwrap_or(false))

@@ -44,8 +44,8 @@ pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// Encrypts the written data, then sends `close_notify`. Received data is delivered before that, unless the application
-/// has called `close()`.
+/// First delivers the received data, unless the application has called `close()`. Then encrypts the written data and
+/// sends `close_notify`.
 pub(super) fn continue_shutdown(this: Tls<'_>) -> PyResult<()> {
     if this.flags.has(Flags::ENCRYPTING) {
         // A callback of the SSLContext has closed the connection in the middle of a write.
@@ -83,7 +83,7 @@ pub(super) fn continue_shutdown(this: Tls<'_>) -> PyResult<()> {
     shut_down(this)
 }
 
-/// True if the application must get data, or its new transport, before it may be told of the end.
+/// True if the application must get data, or the transport that `start_tls` returns, before it may be told of the end.
 pub(super) fn must_deliver_first(this: Tls<'_>) -> bool {
     !this.flags.has(Flags::CLOSED) && (this.flags.has(Flags::STARTED) || this.undelivered.is_set())
 }

@@ -67,8 +67,8 @@ impl Flushable for TlsObject {
 }
 
 /// Encrypts and sends all plaintext that was held or corked. If there is no such plaintext, nothing is sent, not even
-/// handshake messages that OpenSSL has written: if they were sent here and that failed, the application would learn of
-/// the error before it got the data that came together with the end of the handshake.
+/// handshake messages that OpenSSL has written. If sending those messages failed here, the application would learn of
+/// the error before it got the data that arrived together with the peer's last handshake message.
 pub(super) fn send_collected(this: Tls<'_>) -> PyResult<()> {
     if this.state.get() == State::Open && !this.backlog.is_empty() {
         return flush(this);
@@ -301,8 +301,8 @@ pub(super) fn control_app(this: Tls<'_>) -> PyResult<()> {
         flush_policy::corked(this, || {
             flow::resume(&this.event_loop, &this.calls, &this.to_bound())
         })??;
-        // Data that the callback has written may still be in the backlog. If this call was made inside another callback
-        // of the application, the backlog is flushed when that callback returns; otherwise it must be flushed here.
+        // Data that `resume_writing` has written may still be in the backlog. If another callback of the application is
+        // still running, the backlog is flushed when that callback returns; otherwise it must be flushed here.
         if !this.flags.has(Flags::CORKED) && !this.backlog.is_empty() {
             return flush(this);
         }

@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 /// Writable memory, exported until this value is dropped. Avoid moving the value: moving a `Py_buffer` costs more than
-/// everything else here.
+/// everything else that this type does.
 pub(super) struct LentBuffer(ffi::Py_buffer);
 
 impl LentBuffer {

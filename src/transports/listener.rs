@@ -103,11 +103,11 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
 }
 
 impl Source for ListenerObject {
-    /// If `loop.stop()` was called before, connections are accepted only after everything that is queued now has run.
-    /// Usually they are then accepted in the next run of the loop. Suppose that a callback stops the loop and cancels
-    /// all tasks. If connections were accepted later in the same iteration, the tasks that serve them would not be
-    /// cancelled. asyncio, too, makes the protocol and the transport of such a connection in the next run, because it
-    /// makes them in a task.
+    /// If `loop.stop()` was called before, connections are accepted only after everything that is queued now has run
+    /// (`accept_queued`). If a handle of this iteration has called `stop()`, they are accepted in the next run of the
+    /// loop. This matters if the handle has also cancelled all tasks: if connections were accepted later in the same
+    /// iteration, the tasks that serve them would not be cancelled. asyncio, too, makes the protocol and the transport
+    /// of such a connection in the next run, because it makes them in a task.
     fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
         let Some(event_loop) = this.event_loop.get(this.py()) else {
             return Ok(());

@@ -200,8 +200,9 @@ impl<'a, 'py> Data<'a, 'py> {
         match self {
             Self::Bytes(bytes) => bytes.as_bytes(),
             Self::View(_, view) if view.len == 0 => &[],
-            // SAFETY: the exported view gives `len` readable bytes until it is released, and no Python code that could
-            // change them runs while the slice is in use.
+            // SAFETY: the exported view gives `len` readable bytes until it is released, so they are neither freed nor
+            // moved. Python code that runs meanwhile (a callback of the `SSLContext`, a `fileno()`) could change them.
+            // That would only change what is sent: the slice is only copied, or passed to C.
             Self::View(_, view) => unsafe { std::slice::from_raw_parts(view.buf.cast(), view.len as usize) },
         }
     }

@@ -1,7 +1,7 @@
 //! The protocol of a transport. The methods that run for each packet are bound once and kept.
 //!
-//! Used on the loop's thread only. The calls that are made here run in the transport's context, and an exception of the
-//! protocol is returned as the error.
+//! Used on the loop's thread only. All calls of the protocol's Python methods run in the transport's context, and an
+//! exception of the protocol is returned as the error.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -25,7 +25,7 @@ use super::stream_reader::{self, Feed};
 pub(crate) type Received = unsafe fn(Python<'_>, *mut ffi::PyObject, &[u8]) -> PyResult<()>;
 
 /// The function that delivers a received `bytes` object to a protocol with a native `data_received`, without a Python
-/// call. It enters the protocol's context itself where Python code may run.
+/// call. The function itself enters the transport's context where Python code may run.
 pub(crate) type ObjectReceived = fn(&ProtocolCalls, &Bound<'_, PyAny>, &Bound<'_, PyBytes>) -> PyResult<()>;
 
 /// How the protocol gets received data.

@@ -155,7 +155,8 @@ impl Registration {
             return;
         }
         self.interest.set(Interest::NONE);
-        // `unregister` returns nothing if the entry now belongs to another source with the same number.
+        // If the descriptor's number now has another registration, `unregister` changes nothing, because that
+        // registration has another token.
         drop(reactor.descriptors.unregister(self.token.get(), polled));
     }
 

@@ -3,9 +3,9 @@
 //!
 //! This applies only to an exact `asyncio.StreamReaderProtocol` over an exact `asyncio.StreamReader`, and only while
 //! asyncio's own methods are in place, on both classes and on both objects. Each delivery checks the classes (by their
-//! version tags) and the reader; the protocol object is checked when it is bound. All other data goes through the
-//! Python methods, and the decision is made before anything is changed. The native code takes asyncio's steps in
-//! asyncio's order, so every exception and every intermediate state is the same.
+//! version tags) and the reader; the protocol object is checked when it is bound. If a check fails, or if the reader's
+//! buffer cannot grow, the data goes through the Python methods. Until that is decided, nothing is changed. The native
+//! code takes asyncio's steps in asyncio's order, so every exception and every intermediate state is the same.
 //!
 //! Used on the loop's thread only.
 
@@ -107,9 +107,8 @@ pub(super) fn register(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// True for a Python function whose code uses exactly these names, in this order. This excludes the
-/// function of a later Python version that does something else, and a replacement that was installed before this module
-/// was loaded.
+/// True for a Python function whose code uses exactly these names, in this order. This excludes the function of a later
+/// Python version that does something else, and a replacement that was installed before this module was loaded.
 fn uses(function: &Bound<'_, PyAny>, expected: &[&str]) -> bool {
     function
         .getattr("__code__")
@@ -154,7 +153,7 @@ impl Stock {
                 .getattr(name)
                 .is_ok_and(|found| found.as_ptr() == expected.as_ptr())
         };
-        // These attributes must come from the objects, not from a descriptor of the class.
+        // The attributes that are checked with `lacks` must come from the objects, not from a descriptor of the class.
         let lacks = |kind: Kept, name: &str| matches!(kind.bind(py).getattr_opt(name), Ok(None));
         let (protocol, reader) = (self.protocol_type, self.reader_type);
         let is_unpatched = has(protocol, "data_received", self.data_received)
@@ -333,7 +332,7 @@ impl<'py> Feed<'py> {
         self.pause(calls)
     }
 
-    /// Does `self._wakeup_waiter()`. Returns false if it has run code that may have changed the reader.
+    /// Does what the reader's `_wakeup_waiter()` does. Returns false if code has run that may have changed the reader.
     #[inline]
     fn wake(&self, calls: &ProtocolCalls) -> PyResult<bool> {
         let py = self.reader.py();
@@ -348,8 +347,9 @@ impl<'py> Feed<'py> {
             && waiter.get_type_ptr().cast() == kind.as_ptr()
         {
             return match call(py, set_result, &waiter, &nothing) {
-                // asyncio checks for cancellation before it calls set_result. Checking afterwards gives the same
-                // answer: a set_result that fails may have made the future done, but has never cancelled it.
+                // asyncio checks for cancellation before it calls set_result. Here the check is made only if
+                // set_result has failed. The answer is the same: set_result may make the future done and then fail,
+                // but it never cancels the future.
                 Err(_) if is_cancelled(&waiter)? => Ok(true),
                 result => result.map(|()| true),
             };

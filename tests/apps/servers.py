@@ -1,6 +1,7 @@
 """One small application on three servers (aiohttp, tornado, uvicorn), each on its own loop in its own thread.
 
-Each server speaks HTTP, or HTTPS if it is given certificates.
+Each server speaks HTTP, or HTTPS if it is given certificates. A route that notes an event writes it to the server's
+`Journal`.
 
 The routes, the same on all three servers:
 
@@ -382,8 +383,10 @@ class Endless:
 
 
 class Echo:
-    """Plain ASGI: sends back what it receives. Starlette's StreamingResponse would call `receive` itself, to notice a
-    disconnect.
+    """Plain ASGI: sends back what it receives.
+
+    Starlette's StreamingResponse cannot be used: to notice a disconnect, it calls `receive` itself, and it would
+    discard the parts of the body that it gets.
     """
 
     async def __call__(self, _scope: Any, receive: Any, send: Any) -> None:

@@ -314,7 +314,7 @@ def test_forwarding_between_unix_sockets(run: Run, keys: Keys, tmp_path: Path) -
             listener = await client.forward_local_path(str(tmp_path / "front"), str(tmp_path / "behind"))
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "front"))
             assert await shouted(reader, writer, "over unix") == "OVER UNIX"
-            await asyncio.wait_for(ended.wait(), CAP_S)  # let the handler end, as above
+            await asyncio.wait_for(ended.wait(), CAP_S)  # let the handler end, as in test_port_forwarding
             listener.close()
             await listener.wait_closed()
 

@@ -256,7 +256,8 @@ def check(kind):
 def main():
     for kind in (timer2.Timer, TaskPool.Timer):
         check(kind)
-    # The second entry is due before the first one, and runs on time although the timer's interval is an hour.
+    # The second entry is due before the first one, and runs on time. Celery's timer for threads would sleep for an hour
+    # (`max_interval`) before it noticed the second entry.
     timer = TaskPool.Timer(max_interval=3600)
     timer.begin()
     timer.call_after(3600, print)
@@ -409,7 +410,7 @@ app.control.shutdown()
 
 def test_shutdown(application: Application) -> None:
     """A soft shutdown waits for the running tasks for a limited time, and a cold one does not wait. Other tasks stay
-    queued. The exit code shows whether Ctrl-C has ended the worker.
+    queued. The exit code is 1 if Ctrl-C has ended the worker, and otherwise 0.
     """
     store = application.store
     with application.worker("-c", "1") as worker:
@@ -435,9 +436,9 @@ def lose_nothing(application: Application, **env: str) -> None:
     application.env["LATE"] = "1"
     with application.worker("-c", "50") as worker:
         # Each task that begins waits at the gate, so the worker takes no more than a hundred tasks: 50 run, and 50 are
-        # reserved. A worker that answers `inspected` is not looking for old messages in Redis. If it were killed while
-        # it was looking for them, it would leave a lock behind, and no worker could look for them in the next five
-        # minutes.
+        # reserved. The worker must not be killed while it is looking for old messages in Redis: it would leave a lock
+        # behind, and no worker could look for old messages in the next five minutes. When the worker answers
+        # `inspected`, it is not looking for them.
         application.client("""
 with app.producer_pool.acquire(block=True) as producer:
     for number in range(1000):

@@ -40,7 +40,9 @@ def flatten(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 
 class Reporter(unittest.TestResult):
-    """Write a line at the start of each test, and one at its end: outcome, loops and the traceback of a failure."""
+    """Write a line at the start of each test, and one at its end: the outcome, how many loops of the subject and how
+    many others were made, and the traceback of a failure.
+    """
 
     def __init__(self, substitution: Substitution, simulated: list[str], lines: TextIO, hang: TextIO) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ class Substitution:
         self._making = False
         self.ours: collections.Counter[str] = collections.Counter()
         self.foreign: collections.Counter[str] = collections.Counter()
-        self.simulate = False  # true for tests that keep the stdlib's loop, bare or with simulated time
+        self.simulate = False  # whether the running test keeps its bare `BaseEventLoop` or its loop with simulated time
 
     def make_loop(self, selector: Any = None) -> asyncio.AbstractEventLoop:
         """Make a loop of the subject. A selector that a test passes is ignored and closed."""

@@ -92,22 +92,24 @@ def test_collections_in_several_coros():
 def test_objects_only_on_a_suspended_stack_survive():
     watched = []
 
-    def inner(things):
-        thing = Thing(*things, is_cyclic=True)
+    def watch(*held):
+        thing = Thing(*held, is_cyclic=True)
         watched.append(weakref.ref(thing))
+        return thing
+
+    def inner(things):
+        thing = watch(*things)
         # One thing is in a local, one on the evaluation stack, one in a C function's frame, one in a cell, and one in
         # a generator.
-        return [Thing(thing), next(filter(lambda _: coro.wait() is None, map(Thing, [0]))), [x for x in (thing,)]]  # noqa: C416
+        return [watch(thing), next(filter(lambda _: coro.wait() is None, map(watch, [0]))), [x for x in (thing,)]]  # noqa: C416
 
     def generate():
-        thing = Thing(is_cyclic=True)
-        watched.append(weakref.ref(thing))
+        thing = watch()
         yield inner([thing])
         yield thing
 
     def work():
-        cell = Thing(is_cyclic=True)
-        watched.append(weakref.ref(cell))
+        cell = watch()
         shared = lambda: cell  # noqa: E731
         generator = generate()
         return len(next(generator)), next(generator).itself is not None, shared().itself is not None
@@ -115,7 +117,7 @@ def test_objects_only_on_a_suspended_stack_survive():
     async def main():
         threads = [coro.spawn(work) for _ in range(COUNT)]
         await asyncio.sleep(0)
-        assert len(watched) == COUNT * 3
+        assert len(watched) == COUNT * 5
         for generation in (0, 1, 2):
             gc.collect(generation)
         assert all(reference() is not None for reference in watched)
@@ -328,7 +330,6 @@ def test_debugging_of_the_collector():
         print(coro.run(main))
         gc.set_debug(0)
         gc.collect()
-        kinds = {type(thing).__name__ for thing in gc.garbage}
         gc.garbage.clear()
         gc.collect()
         gc.collect()

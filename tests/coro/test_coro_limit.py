@@ -164,8 +164,8 @@ def test_a_server_of_coros_waits_for_a_place(limit, caplog):
 
 
 def test_the_child_of_a_fork_does_not_go_on_with_servers_that_waited():
-    """The limit is one connection. The parent has one, so its second client must wait. The child has none, so its own
-    server accepts a client.
+    """The limit is one connection. The parent has one, so its second client must wait. The child forgets the parent's
+    connection, so its own server accepts a client.
     """
     said = run_script(
         None,

@@ -1,6 +1,7 @@
 """One Ctrl-C reaches a coro that does not yield: KeyboardInterrupt is raised in it, as in other Python code.
 
-test_signals covers coros that wait or yield in time. For these, Ctrl-C works as it does in asyncio.
+test_signals covers coros that wait, and coros that yield within 0.2 seconds after Ctrl-C. For these, Ctrl-C works as
+it does in asyncio.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ WAYS = {
 loop = grapeshot.new_event_loop()
 outcome(loop.run_until_complete, coro.run_sync(main))
 try:
-    loop.close()  # the task that waits for the first coro ends now
+    # While close() runs the loop, the task that waits for `main` gets main's KeyboardInterrupt. close() raises it.
+    loop.close()
 except KeyboardInterrupt:
     pass
 """,

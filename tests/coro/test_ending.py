@@ -394,7 +394,7 @@ def stack_length_kib():
 
 
 def test_threads_that_end_give_their_stacks_back():
-    coro.run(int)  # the main thread has its own slots
+    coro.run(int)  # makes slots for the main thread, so that at least one mapping holds stacks of coros
     if not sys.platform.startswith("linux") or not stack_length_kib():
         pytest.skip("this kernel does not tell which mappings are stacks of coros")
 

@@ -240,7 +240,7 @@ def main():
 
 coro.run(main)
 """,
-        # no -W error: an exception in threading's fork hook is only printed, so the option would change nothing
+        # no -W error: if threading's fork hook fails, Python only prints the exception, which is not a warning
         flags=("-X", "faulthandler"),
     )
     assert lines == ["['MainThread'] True", "0", "atexit parent"]

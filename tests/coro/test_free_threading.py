@@ -167,7 +167,10 @@ def test_references_on_the_c_stack():
 
 
 def test_the_frames_of_the_thread_while_a_coro_runs():
-    """While a coro runs, the collector does not see the frames that run the loop, unless the coro reports them."""
+    """While a coro runs, the collector does not see the frames that run the loop.
+
+    So the coro's `tp_traverse` reports the references in these frames.
+    """
 
     def run_with(function):
         # Only the frame of this call refers to the lambda.
@@ -611,7 +614,10 @@ def test_names_and_states_from_other_threads():
 
 
 def test_a_late_run_is_reported_when_it_ends(caplog):
-    """The run is reported at its end with and without a watchdog. (A watchdog may have reported it earlier, too.)"""
+    """A coro that has run for longer than the limit is reported when it yields, with or without a watchdog.
+
+    (A watchdog may have reported it earlier, too.)
+    """
 
     def main():
         before = coro.set_latency_warning(0.05, always=True)

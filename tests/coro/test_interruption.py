@@ -442,8 +442,8 @@ def test_limits_that_are_over_before_they_begin():
 
 
 def test_both_limits_due_at_once():
-    """If the inner limit is due first, its handler runs, and the outer limit interrupts the next wait. Otherwise only
-    the handler of the outer limit runs.
+    """Both limits are over before the coro waits. If the inner limit has the earlier deadline, its handler runs, and
+    the outer limit interrupts the next wait. Otherwise only the handler of the outer limit runs.
     """
 
     def nest(outer_s, inner_s, then):
@@ -597,7 +597,7 @@ def test_several_failures_in_a_group_interrupt_its_block_once():
             assert caught.value.args == (0,)
             coro.yield_slice()
             coro.yield_slice()
-        # A block that does not wait is not interrupted after its end.
+        # If the block does not wait, the failure must not interrupt a wait after the block.
         with pytest.raises(LookupError), coro.Group() as group:
             group.spawn(fail, 1)
         coro.yield_slice()

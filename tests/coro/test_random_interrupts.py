@@ -66,7 +66,7 @@ def work(chance, lock):
 
 def main(number, began):
     chance, lock = random.Random(SEED + number), coro.mutex()
-    for _ in range(chance.randrange(10)):  # without workers, the signal can find the loop waiting in the poller
+    for _ in range(chance.randrange(10)):  # sometimes 0, so the signal can also find the loop in the poller
         coro.spawn(work, chance, lock)
     coro.yield_slice()
     began()

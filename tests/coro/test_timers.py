@@ -209,7 +209,7 @@ def test_sleeps_that_were_cut_short_keep_nothing_alive():
 
 
 def test_sleeps_follow_a_clock_that_the_program_has_set():
-    """As with asyncio's sleeps, the coro's timer is one of the loop's timers."""
+    """A coro's sleep follows a replaced `loop.time`, as asyncio's sleep does: both use the loop's timers."""
 
     async def main():
         loop = asyncio.get_running_loop()
@@ -271,7 +271,7 @@ def test_limits_follow_a_clock_that_the_program_has_set(way, ahead_s):
 
 
 def test_a_wait_for_several_follows_a_clock_that_the_program_has_set():
-    """The time that is left for the wait is measured with the loop's clock, too."""
+    """When the first coro has ended, `wait` asks the loop's clock how much of its timeout is left."""
 
     async def main():
         loop = asyncio.get_running_loop()

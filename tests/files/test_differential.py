@@ -118,8 +118,8 @@ async def test_text_files(loop, tmp_path, mode, newline, seed):
                 case 5:
                     await pair.both("seek", 0, choices.choice([os.SEEK_SET, os.SEEK_END]))
                 case 6:
-                    # The two numbers may differ: a number also says how to restore the decoder's state, and there is
-                    # more than one way to do that.
+                    # tell() may return different numbers for the two files: a number also says how to restore the
+                    # decoder's state, and there is more than one way to do that.
                     told.append((pair.files[0].tell(), await pair.files[1].tell()))
                 case 7:
                     python, ours = choices.choice(told)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.only_on("grapeshot")
 
 @pytest.fixture
 def _in_threads(monkeypatch):
-    """Make calls in threads, as if no data were in memory. Opens that need not wait are still made without a thread."""
+    """Make calls in threads, even reads of data in memory. Opens that need not wait are made in the loop's thread."""
     monkeypatch.setenv("GRAPESHOT_FILE_THREADS", "1")
     monkeypatch.setattr(_core, "_aio_read_now", lambda *_: None)
 
@@ -193,19 +193,21 @@ async def test_a_cancelled_read_loses_nothing(loop, tmp_path):
 @pytest.mark.usefixtures("_in_threads")
 async def test_a_cancelled_read_of_text_loses_nothing(loop, tmp_path):
     path = tmp_path / "file"
-    path.write_text("ä" * 20_000 + "\nend", encoding="utf-8")
-    async with grapeshot.files.open(path, encoding="utf-8") as file:
-        assert await file.read(5) == "ä" * 5
-        position = await file.tell()
-        task = asyncio.ensure_future(file.readline())
-        with BusyFileThreads(tmp_path / "busy"):
-            # The first read has put the whole file into the buffer of 64 KiB, so readline() needs no other call.
-            await iterations(3)
-            task.cancel()
-            await asyncio.wait([task])
-        await file.seek(position)
-        assert await file.readline() == "ä" * 19_995 + "\n"
-        assert await file.read() == "end"
+    path.write_text("ä" * 100_000 + "\nend", encoding="utf-8")  # several times the file's buffer of 64 KiB
+    for is_sought in (False, True):
+        async with grapeshot.files.open(path, encoding="utf-8") as file:
+            assert await file.read(5) == "ä" * 5
+            position = await file.tell()
+            with BusyFileThreads(tmp_path / "busy"):
+                task = asyncio.ensure_future(file.readline())
+                await iterations(3)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            if is_sought:
+                await file.seek(position)
+            assert await file.readline() == "ä" * 99_995 + "\n"
+            assert await file.read() == "end"
 
 
 @pytest.mark.usefixtures("_in_threads")
@@ -452,7 +454,7 @@ async def test_an_open_when_no_descriptor_is_free(loop, tmp_path):
     path = tmp_path / "file"
     path.touch()
     async with grapeshot.files.open(path):
-        pass  # the queue exists now
+        pass  # the loop's AioQueue, which needs a descriptor, exists now
     taken = []
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))

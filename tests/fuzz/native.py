@@ -230,7 +230,10 @@ SHARED = worlds.shared_names()
 
 
 def prepare() -> None:
-    """Prepare what all examples share: filled caches, names of types, a directory for files, and a limit on memory."""
+    """Prepare what all examples share: names of types, a directory for files, and a limit on memory.
+
+    `native_types()` makes an object of each native type, so caches are filled before the first example runs.
+    """
     warnings.simplefilter("ignore")
     sys.setrecursionlimit(200)
     os.chdir(tempfile.mkdtemp(prefix="fuzz"))

@@ -3,8 +3,8 @@
     python tests/fuzz/run.py --seconds 3600 arguments
     python tests/fuzz/run.py --seed 7 --rounds 1 arguments      repeat the round with seed 7
 
-The first failing example ends its fuzzer, and is printed, shortened as far as possible. The status is 0 if no example
-fails.
+`arguments` is the name of a fuzzer. Without a name, all fuzzers run. The first failing example ends its fuzzer, and is
+printed, shortened as far as possible. The status is 0 if no example fails.
 """
 
 from __future__ import annotations

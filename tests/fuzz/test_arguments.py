@@ -135,8 +135,8 @@ def scripts(functions: list[Function]) -> Any:
         pair.map(lambda items: f"[{items[0]}, {items[1]}]"),
         pair.map(lambda items: f"({items[0]}, {items[1]})"),
     )
-    # For parameters with these names, some arguments are taken from a list of valid ones, so that the function goes on
-    # to check its other arguments.
+    # For a parameter whose name is in FITTING, some arguments are taken from the valid ones there, so that the function
+    # goes on to check its other arguments.
     fitting = {name: st.one_of(st.sampled_from(texts.split()), argument) for name, texts in FITTING.items()}
 
     @st.composite

@@ -32,8 +32,9 @@ ALERTS = st.builds(
 )
 RECORDS = st.one_of(
     st.builds(
-        # Send whole records, because OpenSSL checks the head of a record before the rest arrives, but grapeshot lets it
-        # read only whole records. A record that is too long may be incomplete: OpenSSL may read such a record at once.
+        # These records are whole, because on asyncio OpenSSL checks the head of a record before the rest arrives, but
+        # grapeshot lets OpenSSL read only whole records. A record that is longer than TLS allows may be incomplete,
+        # because grapeshot, too, passes the bytes of such a record to OpenSSL at once.
         lambda kind, version, length, body: record(
             kind, version, len(body) if length is None else length, body.ljust(min(length or 0, 20_000), b"-")
         ),
@@ -116,8 +117,8 @@ def difference(ours: TlsModel, theirs: TlsModel) -> Any:
         return "data", len(ours.data), len(theirs.data), *logs
     if failures[0] != failures[1]:
         if theirs.has_closed:
-            # After close(), it may be that only one loop fails. asyncio fails on data that crosses its close_notify,
-            # but not on an alert that refuses a renegotiation.
+            # After close(), the connection may fail on one loop only: on asyncio because of data that the peer sends
+            # before it gets the close_notify, and on grapeshot because of an alert that refuses a renegotiation.
             return None
         # On asyncio, OpenSSL may find a fault in the head of a record before the rest arrives; grapeshot waits for the
         # rest. If the stream ends while reading is paused, grapeshot immediately processes the data that came before

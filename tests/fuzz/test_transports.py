@@ -130,7 +130,7 @@ class Writing(Rules):
     @precondition(Rules.is_open)
     @rule(steps=st.lists(st.sampled_from(STEPS), min_size=2, max_size=4))
     def together(self, steps: list[tuple[Any, ...]]) -> None:
-        if self.kind in DATAGRAMS:  # one iteration may deliver several datagrams
+        if self.kind in DATAGRAMS:  # grapeshot may deliver several datagrams in one iteration, asyncio delivers one
             steps = [step for step in steps if not step[0].startswith("peer")]
         if any(name in {"peer_closes", "peer_resets"} for name, *_ in self.steps):
             steps = steps[:1]  # a second write to a closed peer fails, but grapeshot sends both as one

@@ -175,7 +175,7 @@ class TlsModel:
     # ---------------------------------------------------------------- steps
 
     def shake_hands(self, cuts: list[int], spoiled_round: int, spoil: tuple[Any, ...]) -> None:
-        """Do the handshake, with the peer's data cut in pieces, and spoil the data of round `spoiled_round`."""
+        """Do the handshake. Each round sends the peer's data in pieces; round `spoiled_round` spoils the data first."""
         self.settle()
         for number in range(ROUNDS):
             if number == spoiled_round:
@@ -277,7 +277,7 @@ class TlsModel:
 
     def do_own(self, action: str) -> None:
         """Call a method of the transport, as an application does."""
-        if self.transport is None or self.lost or self.has_closed:  # asyncio's transport fails after close()
+        if self.transport is None or self.lost or self.has_closed:  # a second close() breaks asyncio's transport
             return
         self.note_action(action)
         if action == "write":

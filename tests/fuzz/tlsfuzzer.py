@@ -3,9 +3,10 @@
     python tests/fuzz/tlsfuzzer.py --scripts CLONE/scripts --python PYTHON [--count 40] [--seconds 600] [NAME...]
 
 `.ci/soak fuzz` does this. PYTHON must have tlslite-ng. Without NAME, all scripts in NAMES run in random order. No
-script starts after the given seconds. A conversation that fails on grapeshot is run again there and, if it fails again,
-on asyncio. If it fails on asyncio too, the cause is OpenSSL and its configuration, not the loop. The status is 0 if no
-conversation fails only on grapeshot, at least one script has run, and both servers have ended without an error.
+script starts after the given seconds. Each script has several conversations with the server. A conversation that fails
+on grapeshot is run again there and, if it fails again, on asyncio. If it fails on asyncio too, the cause is OpenSSL and
+its configuration, not the loop. The status is 0 if no conversation fails only on grapeshot, at least one script has
+run, and both servers have ended without an error.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def test_root_reaches_the_process_of_a_user_and_sees_no_escapes(path):
         folder.chmod(folder.stat().st_mode | 0o011)
     more = "pass"
     code = PROGRAM.replace("loop = new_event_loop()", f"import os; os.setuid({NOBODY})\n    loop = new_event_loop()")
-    # The directories above belong to root, and the socket's directory to the user.
+    # The user NOBODY owns the socket's directory, and root owns the directories above it.
     with Script("grapeshot", code.format(paths=[os.fspath(path)], more=more)) as script:
         assert script.line() == "open", script.process.stderr.read()
         assert "the directory belongs to the user" in refusal(path)
@@ -279,7 +279,7 @@ def test_root_reaches_the_process_of_a_user_and_sees_no_escapes(path):
         pytest.param(b"\0" + frame(b"p", b"\xff\xff 1"), id="a prompt that is not text"),
         pytest.param(b"\0o\xff\xff\xff\xff", id="a frame of 4 GiB"),
         pytest.param(b"hello" * 100_000, id="no greeting"),
-        # attach reads completions at any time; top asks twice, and reads what arrives before the second prompt
+        # `attach` parses completions whenever they arrive. `top` asks twice, and parses the output between the prompts.
         pytest.param(
             b"\0" + frame(b"c", NESTED) + frame(b"p", b"1 ") + frame(b"o", NESTED) + frame(b"p", b"2 "),
             id="lists nested too deep",

@@ -394,7 +394,7 @@ def test_the_real_clocks():
 @needs_coros
 @pytest.mark.parametrize("others", [0, 1])
 def test_work_of_the_loop_is_not_charged_to_waiting_coros(others):
-    """Native calls by the loop and switches between coros cause no profiler events, so a switch records its time."""
+    """Native calls by the loop and switches between coros cause no profiler events. So each switch records its time."""
     from grapeshot import coro
 
     def waits():

@@ -127,7 +127,8 @@ def test_pstats(saved, tmp_path):
     assert (primitive, calls) == (1, 4)
     assert own == pytest.approx(row_of(profile, "outer").own_cpu / 1e9)
     assert total == pytest.approx(row_of(profile, "outer").cpu / 1e9)
-    assert callers[__file__, line, "outer"][:2] == (3, 1)  # here, the number of all calls is first, as in cProfile
+    # In `callers`, the number of all calls comes before the number of primitive calls, as in cProfile.
+    assert callers[__file__, line, "outer"][:2] == (3, 1)
     assert stats["~", 0, "sum"][1] == 4
 
 

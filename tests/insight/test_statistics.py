@@ -248,7 +248,7 @@ def test_wakeups_by_other_threads(loop):
 
     def other():
         for index in range(rounds):
-            assert woken.acquire(timeout=CAP_S)  # now the loop has counted the time of its last poll
+            assert woken.acquire(timeout=CAP_S)  # the last poll has ended, so only the next one makes `polling_s` grow
             blocked_s = loop.statistics().polling_s
             wait_until(lambda: loop.statistics().polling_s > blocked_s + 0.001)
             loop.call_soon_threadsafe(woken.release if index < rounds - 1 else loop.stop)

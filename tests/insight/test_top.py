@@ -276,7 +276,7 @@ async def test_a_sampler_measures_until_it_ends(loop):
 
 async def test_the_descriptors_of_a_sample_agree(loop):
     """One sample counts the descriptors in three ways. The counts agree even while another thread opens and closes
-    files, as the thread that records stacks does.
+    files. The thread that records the stacks of slow callbacks does so, because it reads source files.
     """
     has_ended = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Calls that may block are made in asyncio's own frames, or natively, so that tools do not report them.
+"""The loop's calls that may block are native or made inside functions of asyncio, so that tools do not report them.
 
 Tools that look for blocking calls (for example blockbuster) replace functions of the standard library. If a loop runs
 in the thread, the replacements raise, unless the caller is one of the functions of asyncio that are known to make such

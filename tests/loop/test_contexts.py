@@ -193,7 +193,9 @@ def test_values_live_as_long_as_on_asyncio(loop):
 
 
 def test_values_of_an_older_context_live_as_long_as_on_asyncio(loop):
-    """A timer's context has a value. Before the timer runs, a callback is scheduled in a context without the value."""
+    """A timer's context has a value. Before the timer runs, a callback is scheduled in a context without the value.
+    Once the timer has run, the loop no longer keeps the value alive.
+    """
     value = Value()
     seen, known = [], weakref.ref(value)
 

@@ -127,8 +127,8 @@ def work(count):
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 @pytest.mark.parametrize("stack", ["shared", "own"])
 def test_coros_that_wait_in_the_middle_of_a_deallocation(stack):
-    """Each stack counts its own nested deallocations, so a coro that waits in a deallocation delays no deallocations on
-    other stacks.
+    """Deallocations that nest too deep are put aside until outer ones have ended. Each stack has its own depth, so a
+    coro that waits in a deallocation does not delay the deallocations on other stacks.
     """
     script = f"""
 import grapeshot

@@ -104,7 +104,8 @@ def test_the_default_handler_logs(new_loop, caplog):
     loop = new_loop()
     loop.call_soon(fails)
     run_iterations(loop)
-    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]  # a busy machine adds warnings
+    # On a busy machine, there may be latency warnings, too.
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.name == "asyncio"
     assert record.levelno == logging.ERROR
     assert record.message.startswith("Exception in callback ")

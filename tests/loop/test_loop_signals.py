@@ -190,7 +190,7 @@ def test_interrupt_in_a_tight_loop(loop_kind, busy):
         loop.stop()
         loop.run_forever()
         for task in asyncio.all_tasks(loop):
-            task._log_destroy_pending = False  # the interrupt may have ended a step of a task
+            task._log_destroy_pending = False  # the loop was stopped before this task ended
         loop.close()
         """,
     ) as script:
@@ -370,7 +370,7 @@ def test_fork_inside_a_running_loop(loop_kind):
         import asyncio, os, sys
         loop = new_event_loop()
         def child():
-            asyncio.events._set_running_loop(None)  # asyncio does so itself, except in early versions
+            asyncio.events._set_running_loop(None)  # from 3.12 on, asyncio does this itself
             own = new_event_loop()
             print("child", own.run_until_complete(asyncio.sleep(0.001, "works")))
             own.close()

@@ -291,7 +291,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the test replac
 def test_texts_and_errors_of_the_c_library(slow_library, kind):
     """The C library's texts are decoded as strict UTF-8, whatever the encoding of the file system is.
 
-    If a lookup fails with EAI_SYSTEM, errno may be 0.
+    A lookup that fails with EAI_SYSTEM raises the OSError for its errno, even if the errno is 0.
     """
     code = f"""
 loop = {kind}()
@@ -536,7 +536,9 @@ loop.close()
 @linux_only
 @pytest.mark.parametrize("forker", FORKS if coro_is_available() else ["the program"])
 def test_a_forked_child_closes_the_loop(tmp_path, forker):
-    """A thread may hold the lock of the parent's lookups during the fork, so the child does not use these lookups."""
+    """If a lookup thread of the parent holds a lock during the fork, the lock stays locked in the child. So when the
+    child closes the loop, it must not wait for this lock.
+    """
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("NOT TESTED HERE: the test replaces glibc's malloc")
     run_slow(compiled(tmp_path, SLOW_MALLOC), FORKS[forker])

@@ -430,7 +430,8 @@ def test_a_loop_that_ends_in_another_thread(loop_kind, end):
         else:
             collect(loops)
         made = pipes()
-        # SIGUSR1 would not do: without a GIL, the main thread may free the loop, which removes SIGUSR1's handler.
+        # SIGUSR1 would not do: without a GIL, the main thread may be the one that frees the loop. This restores the
+        # default action of SIGUSR1, so the signal would end the program.
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
         check(made)
 

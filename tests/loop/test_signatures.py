@@ -78,7 +78,7 @@ async def test_arguments_by_name(loop):
     loop.set_task_factory(factory=None)
 
 
-@pytest.mark.xfail_on(uvloop="add_reader calls the parameter fileobj")
+@pytest.mark.xfail_on(uvloop="add_reader's parameter is named fileobj")
 async def test_a_descriptor_by_name(loop):
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -426,8 +426,10 @@ def test_a_run_inside_of_a_method(loop):
     uvloop="it does not notice that the number of a closed object now belongs to another object",
 )
 def test_a_finalizer_that_uses_the_loop_while_it_looks_for_a_closed_object(loop, pair):
-    """While the loop looks for a closed object, it holds a reference to each object in turn. Without a GIL, another
-    thread may meanwhile drop the only other reference to that object. The object's finalizer then runs inside the loop.
+    """`remove_reader(unknown)` looks for `unknown` among the closed objects whose number now belongs to another object.
+    The loop has only weak references to these objects, but holds strong references during the search. Without a GIL,
+    another thread may meanwhile drop the only other reference to an object. The object's finalizer then runs in this
+    thread, inside `remove_reader`.
     """
     number, this_thread = pair[0].fileno(), threading.current_thread()
 
@@ -496,7 +498,7 @@ async def test_reprs_in_other_threads(loop):
 
 @pytest.mark.xfail_on(uvloop="no _thread_id")
 async def test_calls_that_other_threads_may_make(loop):
-    """In debug mode, asyncio's `getaddrinfo()` reads the loop's clock in a thread of the executor."""
+    """For example, asyncio's `getaddrinfo()` calls `loop.time()` in a thread of the executor in debug mode."""
     loop.set_debug(True)
     own = threading.get_ident()
 

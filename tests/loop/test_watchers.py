@@ -252,7 +252,7 @@ async def test_a_closed_object_that_is_added_again(loop):
         try:
             remove(ours)
         except ValueError:
-            pass  # by now asyncio has dropped the reader and the writer, and uvloop has dropped the writer
+            pass  # no loop has a writer of the closed object, and only grapeshot still finds its reader
 
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process")

@@ -12,7 +12,7 @@ back door, and console blocks beside a program that has a back door (tests/insig
     not_run="why"     the block is not run, for this reason
     needs=coro,node   what the block needs: an interpreter that has coros (coro), a program (node), or packages by name
     python=3.12       the block needs that Python or a later one
-    end=kill          the test kills the server, which may miss a SIGTERM soon after its start (on any loop)
+    end=kill          the test sends SIGKILL, because the server may miss a SIGTERM soon after its start (on any loop)
 
 In commands, and in the files that they use, 8000 is replaced by a free port.
 """

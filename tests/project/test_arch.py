@@ -1,4 +1,7 @@
-"""The code that switches coros on other processors: tests run it in an emulator, only assemble it, or build without it.
+"""The code that switches coros on processors other than x86-64.
+
+The code for AArch64 is built for Linux and run in an emulator; for Apple's systems it is only assembled. For unknown
+processors there is no such code, and a test builds the file that stands in for it (arch/none.rs).
 
 A test whose compiler or emulator is not installed is skipped with a message. With ``REQUIRE_CROSS=1``, as in the
 project's CI, it fails instead, unless only clang is missing.

@@ -52,8 +52,8 @@ DEPENDENCIES = {
     "Cargo.toml": {"bitflags", "grapeshot-core", "libc", "pyo3"},
     "core/Cargo.toml": {"crossbeam-queue", "io-uring", "libc", "nix"},
 }
-# The build script of the reduced crates. They cannot use the project's build.rs, which reads files of the room `coro`:
-# most of these crates do not have that room.
+# The build script of the crates that `make_tree` writes. They cannot use the project's build.rs, because it reads files
+# of the room `coro`, and most of these crates do not have that room.
 BUILD_SCRIPT = """
 #[path = "build_stub.rs"]
 mod stub;
@@ -167,7 +167,7 @@ def test_the_package_needs_nothing_at_run_time():
 
 # ---------------------------------------------------------------- a planted edge is caught
 
-# Each line is refused, except for the last one, which uses a room below.
+# In each of these texts, every line is refused except the last one, which uses a room below.
 FORBIDDEN = {
     ("src", "event_loop"): """\
 use crate::transports::stream;

@@ -117,7 +117,9 @@ async def test_credit_that_adds_up_to_too_much_is_refused(loop):
         raw.say_hello()
         raw.send_message(1, 1, "hold", [1])
         raw.send_message(2, 2, "numbers", [1], {}, None, MAX_CREDIT)
-        raw.send_message(4, 2, 1)  # from Python 3.12 on, this is ignored: stream 2 has sent its one item and ended
+        # From Python 3.12 on, stream 2 has already sent its one item and ended, so this credit is ignored. Before 3.12,
+        # stream 2 has not started and still has all its credit, so this message is the one that is refused.
+        raw.send_message(4, 2, 1)
         raw.send_message(4, 1, MAX_CREDIT)  # allowed: call 1 is not a stream, so it had no credit before
         raw.send_message(4, 1, 1)
         await raw.packet()

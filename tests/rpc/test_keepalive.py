@@ -157,8 +157,8 @@ async def test_a_handler_that_runs_long_keeps_its_connection(loop):
 
 
 async def test_a_busy_loop_does_not_drop_its_peer(loop):
-    """The loop is busy until the answer to a ping is overdue. The proxy runs on the same loop, so it cannot
-    deliver the answer earlier.
+    """The loop of both ends and of the proxy is busy until the answer to a ping is overdue. So when the client checks
+    whether the answer has come, the proxy has not been able to deliver it.
     """
     async with ends(keepalive=None) as both, proxied(both.port) as (_, port):
         client = rpc.Client(HOST, port, keepalive=0.2)

@@ -1,5 +1,7 @@
-"""Which operation gets an event: cancelled and replaced operations, closed, reused and duplicated descriptors, and
-callbacks beside operations.
+"""Each event of a descriptor reaches the right operation or callback.
+
+Operations are cancelled and replaced, descriptors are closed, reused and duplicated, and callbacks (`add_reader`,
+`add_writer`) are used on the socket of an operation.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ async def test_cancelling_leaves_the_socket_usable(loop, pair):
 
 @pytest.mark.skip_on(uvloop="receives in the callback of the event, and loses the data")
 async def test_cancelling_after_the_event_loses_nothing(loop, pair):
-    """When the task is cancelled, the event has arrived, but neither its callback nor the task has run. (asyncio
-    receives in the callback, and loses the data if the task is cancelled after that.)
+    """When the task is cancelled, the event has arrived, but neither its callback nor the task has run. (In asyncio,
+    the callback receives the data. If the task is cancelled between the callback and the task's next step, the data is
+    lost.)
     """
     ours, theirs = pair
     for _ in range(20):
@@ -475,7 +478,9 @@ def test_a_finalizer_that_runs_while_a_wait_begins_does_not_end_it():
             def __del__(self):
                 removed.append(loop.remove_reader(ours))
 
-        for threshold in [1000, 1000, 1000, 50]:  # the first rounds fill free lists
+        # The first rounds fill caches and free lists. So in the last round, the first allocation that can start a
+        # collection is that of the weak reference to the socket, in the middle of sock_recv().
+        for threshold in [1000, 1000, 1000, 50]:
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             gc.collect()

@@ -1,4 +1,4 @@
-"""`python -m grapeshot enable`, GRAPESHOT_INSTALL=1, and `disable`, each in a new virtual environment."""
+"""`python -m grapeshot enable` and `disable`, and GRAPESHOT_INSTALL=1. Each test makes a new virtual environment."""
 
 from __future__ import annotations
 

@@ -12,7 +12,10 @@ from support import Peer, iterations
 
 
 class PlainReader(asyncio.StreamReader):
-    """A subclass that changes nothing. Python code feeds it on every loop, because it is a subclass."""
+    """A subclass that changes nothing.
+
+    Because it is a subclass, grapeshot's loop does not feed it natively. On every loop, asyncio's Python code feeds it.
+    """
 
 
 class Stream:

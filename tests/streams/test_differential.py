@@ -210,7 +210,7 @@ def test_same_traffic_same_results(seeds):
 @pytest.mark.parametrize("looks", [True, False])
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_same_results_with_native_streams(seeds, looks):
-    """Each access to `_buffer` joins the pieces of data in a native reader. With looks=False, there is no access."""
+    """Each access to `_buffer` moves a native reader's data into a bytearray. With looks=False, there is no access."""
     native = grapeshot.streams
     for seed in seeds:
         expected = log_of("asyncio", seed, asyncio.StreamReader, looks=looks)

@@ -23,8 +23,10 @@ IS_NOT_FATAL = "reports the error and keeps the connection open"
 
 
 def check_frames(calls, loop_kind, deliveries=1):
-    """Check which of asyncio's functions were called for this number of deliveries of data. grapeshot's loop calls none
-    of them. With grapeshot.streams on another loop, the calls are not checked.
+    """Check which of asyncio's functions were called while data was delivered `deliveries` times.
+
+    grapeshot's loop calls none of these functions. On another loop, asyncio's streams call each function in FRAMES once
+    for each delivery; with grapeshot.streams, the calls are not checked.
     """
     if loop_kind == "grapeshot":
         assert calls.names == []

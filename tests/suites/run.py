@@ -9,12 +9,13 @@ fails when
 - a test that passed on the baseline fails, is skipped or is missing on the subject, and is not listed,
 - a listed test passes, or a listed pattern matches no test that passed on the baseline (so that the list stays true),
 - in the run on the subject, a test builds a loop of asyncio's own, or no test builds a loop of the subject,
-- a suite has a `patch` in `suites.toml`, but on grapeshot's loop no test has run a blocking function in a coro.
+- a suite is patched (its `patch` in `suites.toml` names a part that `coro.patch()` patches), but on grapeshot's loop no
+  test has run a blocking function in a coro.
 
 A test that failed runs again, up to twice, before its result counts, because these suites have tests that depend on
-timing. On the subject, tests that were skipped or are missing also run again, but listed tests and tests that did not
-pass on the baseline do not. Tests that pass only when they run again are named at the end, for the baseline and for the
-subject.
+timing. On the subject, tests that were skipped or are missing also run again, but tests that are listed or did not pass
+on the baseline run only once. Tests that pass only when they run again are named at the end, for the baseline and for
+the subject.
 """
 
 from __future__ import annotations

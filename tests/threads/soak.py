@@ -6,8 +6,8 @@
 In each round, producers and consumers (tasks of grapeshot's loop and of asyncio's, coros, and real threads) share one
 queue or channel. Most of their loops end during the round: the producers and consumers in a loop are cancelled, or the
 loop is closed while they still wait. Callers use `spawn_on` and `await_on` to run functions in the loops of other
-threads. Meanwhile the program cancels waits, collects garbage in yet another thread, forks children (with a GIL, they
-use the same queue), and sometimes closes the queue early.
+threads. Meanwhile the program cancels waits, collects garbage in yet another thread, forks children (with a GIL, each
+child uses its copy of the queue), and sometimes closes the queue early.
 
 Each item has a checksum, a number and a finalizer. At the end of a round, every item that was put must have arrived
 exactly once (at most once if an early close dropped items), every waiter must have ended, and every item must have been
@@ -280,9 +280,10 @@ class InTask(Way):
     task: asyncio.Task[Any] | None = None
 
     async def _interruptible(self, coroutine: Coroutine[Any, Any, Any], limit_s: float | None = None) -> Any:
-        # If the collector finds the tasks of a closed loop, it may close this coroutine first. On CPython 3.11 the
-        # process then crashes if only the Timeout still refers to the task: the task is freed while this coroutine
-        # runs, and closes its own coroutine, which closes this one again. `self.task` keeps the task alive.
+        # If the collector finds the tasks of a closed loop, it may close this coroutine before the coroutine of its
+        # task. Then this coroutine leaves the `async with`, which frees the Timeout. If only the Timeout still referred
+        # to the task, the task is freed, too, while this coroutine runs. The task closes its own coroutine, which
+        # closes this one again, and CPython 3.11 crashes. `self.task` keeps the task alive.
         self.task = asyncio.current_task()
         try:
             async with asyncio.timeout(limit_s):
@@ -586,7 +587,7 @@ def fork(world: World, generator: random.Random) -> None:
 
 
 def in_child(world: World, what: int) -> None:
-    """Use the parent's queue, then perhaps a new loop, and exit. The waiters of that queue do not exist in the child.
+    """Use the child's copy of the queue, then perhaps a new loop, and exit. No waiter of the queue exists in the child.
 
     Without a GIL, the child leaves the queue alone. If another thread uses an object during a fork, the object may stay
     locked in the child by a thread that does not exist there, and then the child hangs. This happens with CPython's own

@@ -254,7 +254,7 @@ def test_a_task_whose_loop_is_closed_is_passed_over():
 @with_coros
 @pytest.mark.parametrize("factory", [grapeshot.new_event_loop, asyncio.SelectorEventLoop])
 def test_a_task_whose_loop_is_closed_has_nothing_to_give_back(factory):
-    """The item goes to the next waiter, which keeps it when the task's coroutine is closed afterwards."""
+    """The item goes to the next waiter. When the task's coroutine is closed afterwards, that waiter keeps the item."""
     from grapeshot import coro
 
     shared = threads.Queue()
@@ -310,7 +310,7 @@ def test_a_task_that_is_destroyed_gives_its_item_back():
     waiting = shared.aget()
 
     async def main():
-        waiting.send(None)  # begins the wait; if aget() ended here, this would raise StopIteration
+        waiting.send(None)  # begins the wait; would raise StopIteration if aget() did not wait
         shared.put("item")
         assert shared.qsize() == 0
         waiting.close()

@@ -47,7 +47,8 @@ def failing(kind, method, fault):
 @pytest.mark.skip_on(uvloop="raises out of libuv's callback")
 async def test_while_data_is_delivered(loop, reported, side, kind, method, fault):
     transport, _, peer = await connected(loop, kind, side)
-    # The connection gets this protocol only now, because asyncio calls get_buffer() before any data arrives.
+    # The connection gets this protocol only now. asyncio calls get_buffer() right after the handshake, so a
+    # get_buffer() that fails would close the connection before the data is sent.
     protocol = failing(kind, method, fault)()
     protocol.connection_made(transport)
     transport.set_protocol(protocol)

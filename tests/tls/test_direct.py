@@ -147,7 +147,7 @@ LEAK = "_ssl keeps the exception, whose frames lead to the task of the test"
 
 @pytest.mark.leaks_on(grapeshot=LEAK, asyncio=LEAK)
 async def test_a_message_callback_that_raises_ends_the_connection(loop):
-    """The call that reads from OpenSSL raises the exception of the callback, as in asyncio."""
+    """If the callback raises during a read from OpenSSL, that read raises the callback's exception, as in asyncio."""
     raising, reported = [], []
     loop.set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
 
@@ -226,7 +226,8 @@ async def test_methods_of_the_object_in_another_thread(loop, serve):
             while not is_over.is_set():
                 assert tls.cipher()
                 tls.version()
-                with contextlib.suppress(ValueError):  # asyncio: "handshake not done yet" while a ticket is read
+                # On asyncio's loop, getpeercert() raises "handshake not done yet" while a session ticket is read.
+                with contextlib.suppress(ValueError):
                     assert tls.getpeercert()
                 assert tls.selected_alpn_protocol() is None
         except BaseException as error:

@@ -41,8 +41,8 @@ class BufferedCloses(BufferedRecorder):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("factory", "messages"),
-    # BufferedCloses is not tested with several records, because asyncio's shutdown would fail with
-    # APPLICATION_DATA_AFTER_CLOSE_NOTIFY.
+    # BufferedCloses is not tested with the large records, because they do not fit into its buffer. asyncio's shutdown
+    # would leave some of their data unread, and fail with APPLICATION_DATA_AFTER_CLOSE_NOTIFY.
     [(Closes, (b"x",)), (BufferedCloses, (b"x",)), (Closes, (b"x" * 16384, b"y" * 16384, b"z"))],
     ids=["one record", "one record into a buffer", "several"],
 )
@@ -121,7 +121,8 @@ async def test_close_while_encrypting(loop, size):
     with WhileWriting() as writing:
         transport, protocol, peer = await connected(loop, ours=writing.context, small=True)
         with peer:
-            # The last messages of TLS 1.3's handshake arrive before this data, so they cannot wake the transport later.
+            # The session tickets of TLS 1.3 arrive before this data. If they arrived after close(), they would make the
+            # transport continue, and the test would not find a close() that gets stuck.
             await peer.write(b"x")
             await until(lambda: protocol.data == b"x", "the data")
             writing.action = transport.close

@@ -33,7 +33,7 @@ class Switch:
 
 
 async def replaced_while_decrypting(loop, before, after, size):
-    """Check that each byte reaches one of the two protocols, in order, and that later bytes reach the new one."""
+    """Check that no byte is lost or out of order, and that data sent after the change reaches only the new protocol."""
     with Switch(client_context()) as switch:
         transport, first, peer = await connected(loop, before, ours=switch.context)
         second = after()

@@ -1,4 +1,4 @@
-"""start_tls on both sides: with data that arrived before the call, over each kind of transport, and failures."""
+"""start_tls for clients and servers: data that arrived before the call, several kinds of transports, and failures."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def test_tasks_and_greenlets():
 
 
 def test_tasks_in_any_greenlet_add_signal_handlers():
-    """In greenlets other than the main one, `threading.current_thread()` is not the main thread."""
+    """Tasks may add signal handlers, even if `threading.current_thread()` in their greenlet is not the main thread."""
     out = run(
         """
         from grapeshot.gevent import await_
@@ -557,7 +557,7 @@ def test_the_number_of_a_closed_descriptor_is_used_again():
 
 
 def test_a_forked_child_that_closes_a_socket_leaves_the_parents_alone():
-    """Before `gevent.reinit`, the child shares the poller with its parent."""
+    """Before `gevent.reinit`, the child shares its parent's poller, and must not remove descriptors from it."""
     check(
         """
         near, far = socket.socketpair()
@@ -566,7 +566,7 @@ def test_a_forked_child_that_closes_a_socket_leaves_the_parents_alone():
         done = subprocess.run([sys.executable, "-c", ""], preexec_fn=lambda: os.close(near.fileno()))
         far.send(b"1")
         print(done.returncode, reader.get(timeout=10))
-        # The socket is registered, and no greenlet waits.
+        # The socket is still registered with the poller, although no greenlet waits for it any more.
         subprocess.run([sys.executable, "-c", ""], preexec_fn=near.close)
         far.send(b"2")
         print(gevent.spawn(near.recv, 10).get(timeout=10))
@@ -727,7 +727,11 @@ except ImportError:
     other = asyncio
 hub = gevent.get_hub()
 def woken(function, *args):
-    '''Call a function in a greenlet that has waited for a descriptor. No tracer sees the switch to such a greenlet.'''
+    '''Call a function in a greenlet that has waited for a descriptor.
+
+    Before the hub switches to such a greenlet, it usually removes its tracer (set with `greenlet.settrace`), which
+    exchanges the running loops of greenlets. It puts the tracer back later; until then, switches are not traced.
+    '''
     def call():
         near, far = socket.socketpair()
         with near, far:
@@ -794,8 +798,8 @@ def test_a_woken_greenlet_runs_a_loop():
 
 
 def test_a_woken_greenlet_switches_to_another_that_runs_a_loop():
-    """The woken greenlet switches to another greenlet directly, not through the hub. No tracer sees this switch, so the
-    hub has to find out which of the two greenlets has started the loop.
+    """The woken greenlet switches to another greenlet directly, not through the hub. This switch is not traced, so the
+    hub has to find out which of the greenlets has started the loop.
     """
     out = run_woken(
         """

@@ -639,7 +639,7 @@ from common import *
 check_loop()
 context = zmq.Context()
 
-# Five clients and four workers on a queue.
+# The requests of five clients reach four workers through a queue (`front`, `back` and `forward`).
 front, back = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
 front_url = f"tcp://127.0.0.1:{front.bind_to_random_port('tcp://127.0.0.1')}"
 back.bind("inproc://workers")
@@ -846,7 +846,8 @@ def test_geventhttpclient(programs: Programs, site: Site) -> None:
         "400 replies",
         *(["{'/meet'}"] if programs.is_ours else []),
     ]
-    expected = {"python": 5}  # the user agent python/gevent-http-client-VERSION; aiohttp's is Python/VERSION
+    # By the user agent up to the slash: the client's is python/gevent-http-client-VERSION, aiohttp's Python/VERSION.
+    expected = {"python": 5}
     if programs.is_ours:
         expected["Python"] = 5
     assert site.connections == expected

@@ -40,7 +40,8 @@ DIFFERENT = {
         "test_closing_object_while_polling": "the descriptor is polled once more before it is closed",
     },
 }
-# Modules that are not run. Each is a single script, which would stop at the line that fails here.
+# Modules that are not run. Each is a single script, and one of its lines fails on a grapeshot loop. The script would
+# stop at that line.
 DIFFERENT_SCRIPTS = {"test__environ": "expects the name of one of libev's or libuv's backends in `loop.backend`"}
 LIMIT_S = 240
 

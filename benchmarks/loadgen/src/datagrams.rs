@@ -101,8 +101,8 @@ impl Load {
         self.send(index, now_ns)
     }
 
-    /// Reads datagrams up to the awaited reply. Later ones are second replies to a datagram that was sent twice; they
-    /// are read when the next datagram wakes the poller.
+    /// Reads datagrams up to the awaited reply. The socket may hold more: second replies to a datagram that was sent
+    /// twice. The poller is edge-triggered, so they are read only when another datagram arrives.
     fn receive(&mut self, index: usize) -> Result<(), String> {
         loop {
             let peer = &mut self.peers[index];

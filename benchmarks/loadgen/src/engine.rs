@@ -224,7 +224,8 @@ fn run_over<E: Exchange, W: Wire>(
     let mut connections: Vec<Option<Connection<W, E::State>>> = Vec::with_capacity(window.connections);
     for index in 0..window.connections {
         let mut stream = connect(index as u64)?;
-        // Register both interests permanently: the poller is edge-triggered, so an idle writable side costs nothing.
+        // Register both interests permanently. This costs nothing, because the poller is edge-triggered: it does not
+        // report a socket in every iteration just because the socket is writable.
         poll.registry()
             .register(&mut stream, Token(index), Interest::READABLE | Interest::WRITABLE)?;
         connections.push(Some(Connection {

@@ -69,7 +69,7 @@ impl Life {
                 Ok(0) => {}
                 Ok(_) => return Err(io::Error::other("a server that should be silent sent something")),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The bytes that were just read may have completed the handshake.
+                // This `read` has completed the handshake, and then found no more data. Go on, to send `close_notify`.
                 Err(error)
                     if error.kind() == io::ErrorKind::WouldBlock
                         && !self.has_said_goodbye

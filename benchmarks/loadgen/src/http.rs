@@ -14,8 +14,8 @@ pub(crate) struct Expected {
 pub(crate) struct Http {
     requests: Vec<u8>,
     request_len: usize,
-    /// The request for the other path, and a number `n`: one in `n` requests is for that path. Both kinds of request
-    /// have the same length.
+    /// The request for the path of `--other-path`, and a number `n`: one in `n` requests is for that path. Both kinds
+    /// of request have the same length.
     other: Option<(Vec<u8>, u64)>,
     expected: Expected,
 }

@@ -5,7 +5,7 @@ use super::parts;
 #[path = "../../../src/binding/spin_lock.rs"]
 mod spin_lock;
 
-/// Read by `spin_lock.rs`. With a GIL, there would be nothing to check.
+/// Read by `spin_lock.rs`. If it were true, the lock would do nothing, and the tests would have nothing to check.
 const HAS_GIL: bool = false;
 
 /// A public wrapper of `SpinLock`, which is `pub(crate)`.
@@ -15,7 +15,7 @@ impl Exclusive {
     #[must_use]
     pub fn new() -> Self {
         let lock = spin_lock::SpinLock::new();
-        lock.with(|| ()); // the first use, which makes loom's atomic: see `parts`
+        lock.with(|| ()); // this first use creates loom's atomic inside the lock: see `parts`
         Self(lock)
     }
 

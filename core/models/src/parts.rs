@@ -1,7 +1,7 @@
 //! loom's types, and types made of them, which the real files use here instead of the types of `std` and crossbeam.
 //!
-//! loom's types have no `const fn new`, so each of them is made when it is first used. The first use must happen in the
-//! thread that makes the object, before other threads have access to the object.
+//! loom's types have no `const fn new`, so an object of the types below creates the loom objects inside it at its first
+//! use. That use must happen in the thread that made the object, before other threads have access to the object.
 
 use std::sync::OnceLock;
 

@@ -133,7 +133,8 @@ fn the_loop_is_woken_for_every_item_of_several_threads() {
     });
 }
 
-/// An item that increases a counter when it is dropped. The counter does not order the threads.
+/// An item that increases a counter when it is dropped. The counter is an atomic of `std`, which loom does not know, so
+/// counting does not order the threads in the model.
 struct Counted(std::sync::Arc<Count>);
 
 impl Drop for Counted {

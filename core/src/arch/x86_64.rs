@@ -36,8 +36,8 @@ pub const IS_SUPPORTED: bool = true;
 ///
 /// # Safety
 /// `to` is a stack pointer that `switch` has stored or `prepare` has returned, and it has not been switched to since.
-/// Its stack is mapped and belongs to this thread. `from` is writable, and no code reads it while this stack is
-/// running.
+/// Its stack is mapped and belongs to this thread. `from` is writable, and no code switches to the pointer in
+/// `*from` while the stack that called `switch` is running.
 #[unsafe(naked)]
 pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
     naked_asm!(

@@ -25,8 +25,8 @@ use super::parts::{AtomicBool, Ordering, SegQueue, fence};
 /// A lock-free queue with one consumer, which may sleep.
 pub struct Inbox<T: Send> {
     items: SegQueue<T>,
-    /// The consumer sets this flag before it blocks, and clears the flag when it is awake again. A producer that clears
-    /// the flag first must wake the consumer.
+    /// The consumer sets this flag before it blocks, and clears the flag when it is awake again. If a producer clears
+    /// the flag before the consumer does, that producer must wake the consumer.
     is_sleeping: AtomicBool,
 }
 

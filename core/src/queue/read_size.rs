@@ -4,7 +4,7 @@
 //! of 8 to 256 KiB that always have about the same size go directly into an object of that size, which saves the copy.
 //! Such direct reads begin only after several reads in a row for which the same size of object is suitable. If a single
 //! unusual read could choose the size, the next message could get an object that is too small, and arrive in pieces. If
-//! the caller chooses the size of the object, one earlier read of a suitable size is enough ([`ReadSize::suits`]).
+//! the caller chooses the size of the object, only the last read is considered ([`ReadSize::suits`]).
 //!
 //! A [`ReadSize`] belongs to the loop's thread.
 

@@ -1,9 +1,9 @@
 //! The queue of callbacks that are ready to run: first in, first out.
 //!
-//! It is a ring whose push and pop take a few instructions. Its capacity is a power of two. Its two positions only
-//! increase, until they wrap around at the end of the integer's range, or until a new capacity sets them back. A
-//! position is reduced to an index only when an element is accessed. So the positions tell an empty ring from a full
-//! one:
+//! It is a ring whose push and pop take a few instructions. Its capacity is a power of two. Its two positions, `head`
+//! and `tail`, only increase, until they wrap around at the end of the integer's range, or until a new capacity sets
+//! them back. A position is reduced to an index only when an element is accessed. So the positions tell an empty ring
+//! from a full one:
 //!
 //! ```text
 //!   position   head            tail                  head == tail               empty
@@ -21,8 +21,9 @@ use std::mem::MaybeUninit;
 const FIRST_CAPACITY: usize = 64;
 /// A ring up to this capacity is never shrunk.
 const KEPT_CAPACITY: usize = 4096;
-/// A larger ring shrinks after it has become empty this many times in a row with less than a quarter of it used. If
-/// once were enough, the ring would shrink and grow again with every burst of a program that schedules in bursts.
+/// A ring larger than `KEPT_CAPACITY` shrinks after it has become empty this many times in a row with less than a
+/// quarter of it used. If once were enough, the ring would shrink and grow again with every burst of a program that
+/// schedules in bursts.
 const QUIET_DRAINS: u32 = 64;
 
 /// A growing ring.

@@ -2,9 +2,9 @@
 //!
 //! The heap finds the next deadline in O(1), and adds and removes timers in O(log n). Timers with equal deadlines come
 //! out in insertion order, because every timer gets the next sequence number. Most cancelled timers are cancelled soon
-//! after they were added. Such a timer is usually still the last entry of the array or of the run (see below), and
-//! [`TimerHeap::remove_last_if`] removes it at once. The loop leaves other cancelled timers in the heap. It removes
-//! them later: one by one when they come to the top, or all at once with [`TimerHeap::retain`].
+//! after they were added. Such a timer is usually still the last entry of one of the heap's two parts (the array and
+//! the run, see below), and [`TimerHeap::remove_last_if`] removes it at once. The loop leaves other cancelled timers in
+//! the heap. It removes them later: one by one when they come to the top, or all at once with [`TimerHeap::retain`].
 //!
 //! ```text
 //!   array   0 | 1 2 | 3 4 5 6 | 7 ...            parent of i      (i - 1) / 2
@@ -330,9 +330,10 @@ impl<T> Default for TimerHeap<T> {
     }
 }
 
-/// A place of the array whose entry was moved out. The hole moves through the tree until it is where another entry
-/// belongs. Each entry on the way moves once, not twice as in a swap. The place still has the bits of an entry that is
-/// now elsewhere, so an entry must be put into it before anything else happens to the array.
+/// A place of the array whose entry was moved out. `rise` and `sink` get an entry, move the hole through the tree to
+/// the place where that entry belongs, and put the entry there. Each entry on the way moves once, not twice as in a
+/// swap. The place still has the bits of an entry that is now elsewhere, so an entry must be put into it before
+/// anything else happens to the array.
 struct Hole<'a, T> {
     entries: &'a mut [Entry<T>],
     index: usize,

@@ -14,19 +14,20 @@
 //!   Linux 6.13 a guard is a mark in the page tables (`pages::install_guard`). With marks, the kernel counts an arena
 //!   as one mapping, or as two until all of its stacks have been opened (made accessible). On other systems a guard is
 //!   memory without access, which takes two mappings for each stack.
-//! - **Colours.** Suspended stacks use the memory just below their tops. If all tops had the same offset in a page,
-//!   they would share a few sets of the processor's caches and evict each other from them. So each stack has its own
+//! - **Colours.** Suspended stacks use the memory just below their tops. If all tops had the same offset in a page, all
+//!   suspended stacks would compete for the same few sets of the processor's caches. So each stack has its own
 //!   *colour*: an extra length that moves its top.
-//! - **Page tables.** The used end of a stack and the guard above it are in the same page table.
+//! - **Page tables.** The used end of a stack and the guard above it are in the same page table, so the two together
+//!   take only one.
 //! - **Reuse.** A limited number of free stacks keep the memory of their uppermost pages. So the next coro that takes
 //!   one of them causes no system call and no page fault. Stacks are taken from the first arena that has a free one, so
 //!   that later arenas become empty. An empty arena is unmapped if enough free stacks are left in the others
 //!   (`KEPT_STACKS`).
 //! - **Limits.** A caller can reserve a stack with `promise`; `take_promised` then cannot fail. Near a limit of the
 //!   system, new stacks must be refused while the rest of the process can still allocate. So `mappings` leaves a
-//!   reserve of mappings, and an arena is made only if the address space has more room than the arena needs. The
-//!   system refuses large requests while there is still memory for small ones, so stacks are opened in groups, which
-//!   are large requests.
+//!   reserve of mappings, and an arena is made only if the address space has more room than the arena needs. Stacks
+//!   are opened in groups for the same reason: the system refuses such a large request while there is still memory for
+//!   the small requests of the rest of the process.
 //!
 //! An `Arenas` belongs to one thread.
 

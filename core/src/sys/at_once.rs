@@ -11,7 +11,7 @@
 //! |---|---|
 //! | sockets | `MSG_DONTWAIT` |
 //! | FIFOs, and pipes on older kernels | opened a second time through `/proc/self/fd`, in nonblocking mode |
-//! | the slave side of a pseudo-terminal | the same, unless the terminal was hung up |
+//! | the slave side of a pseudo-terminal | the same; a plain call (which cannot block) if the terminal was hung up |
 //! | the master side of a pseudo-terminal | none, because a second `open` would make a new terminal |
 //! | all other files; on other systems, everything except sockets | none |
 //!

@@ -16,7 +16,7 @@
 //! | [`mod@file`] | length and position of files, and sending them | `sendfile` | `sendfile`; none (NetBSD, OpenBSD) |
 //! | [`heap`] | keeps freed large buffers in the process | glibc's thresholds | nothing to do |
 //! | [`pages`] | memory mappings and guards in them | `MADV_NOHUGEPAGE`, `MADV_GUARD_INSTALL` | guards by `mprotect` |
-//! | [`pipe`] | pipes and terminals, and whether they report a lost reader | POSIX | POSIX; not named FIFOs (Apple) |
+//! | [`pipe`] | pipes and terminals; whether they report a lost reader | POSIX | POSIX; named FIFOs do not (Apple) |
 //! | [`poller`] | level-triggered readiness of fds with a `u64` token each, waits in nanoseconds | epoll | kqueue |
 //! | [`pool`] | threads for calls that block | POSIX | POSIX |
 //! | [`readiness`] | the state of a few fds, without a poller | POSIX | POSIX |
@@ -25,7 +25,7 @@
 //! | [`socket`] | socket calls without `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
 //! | [`socket::datagram`] | receiving several datagrams per call, sending one | `recvmmsg` | `recvfrom` |
 //! | [`thread`] | starts a helper thread that receives no signals | POSIX | POSIX |
-//! | [`thread_locals`] | other libraries' thread-local pointers | TLS segments and pthread keys | pthread keys |
+//! | [`thread_locals`] | other libraries' thread-local pointers | pthread keys; on Linux TLS segments | pthread keys |
 //! | [`unwinding`] | hangs threads that would unwind | a personality routine (glibc) | the same (FreeBSD); nothing |
 //! | [`waker`] | wakes a blocked poller from any thread or signal handler | eventfd | pipe |
 //!

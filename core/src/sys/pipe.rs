@@ -36,8 +36,9 @@ impl FileKind {
     /// Whether a descriptor for writing becomes readable when the last reader is gone. A pipe has no other reason to
     /// become readable. A socket also becomes readable when its peer sends data.
     ///
-    /// On Apple systems a named FIFO does not report a lost reader, and is readable while it contains data. Pipes have
-    /// no link in the file system there, so the two can be told apart. Devices never report a lost reader.
+    /// On Apple systems the writing end of a named FIFO does not report a lost reader, and is readable whenever the
+    /// FIFO contains data. Pipes have no link in the file system there, so the two can be told apart. Devices never
+    /// report a lost reader.
     #[must_use]
     pub fn tells_of_lost_reader(self) -> bool {
         match self {

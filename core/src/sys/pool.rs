@@ -173,7 +173,7 @@ pub struct SharedPool {
 
 impl SharedPool {
     /// The maximum number of threads. They spend their time waiting for servers and disks, so the number of processors
-    /// does not matter. On a machine with many processors, Python's default executor may have as many threads.
+    /// does not matter. Python's default executor has the same maximum, and a lower one if there are few processors.
     pub const MAX_THREADS: usize = 32;
 
     /// The initial value of a `static`. [`Self::get`] makes the pool.
@@ -250,7 +250,8 @@ impl<T> Mailbox<T> {
         self.waker.fd()
     }
 
-    /// Removes and returns the outcomes that have arrived, in the order of arrival, each with its ticket.
+    /// Removes and returns the outcomes that have arrived, in the order of arrival. Each comes with its ticket, the
+    /// number that was passed to [`Self::put`].
     #[must_use]
     pub fn take(&self) -> Vec<(u64, T)> {
         self.waker.drain();

@@ -6,7 +6,8 @@
 use std::ffi::c_void;
 use std::ops::Range;
 
-/// Longer segments are skipped, because they contain tables and not the heads of lists that the callers search for.
+/// Longer segments are skipped, because they contain tables. The callers search for something else: the head of a
+/// linked list whose items are on a stack, such as pybind11's list of the calls that a thread is in.
 const MAX_SEGMENT_LEN: usize = 4096;
 /// At least this many keys are checked.
 const MIN_KEYS: u32 = 32;

@@ -86,7 +86,7 @@ class AioQueue(Answers):
         return True
 
     def stop(self) -> None:
-        """Cancel all calls except closes, and wait briefly for those that have already begun.
+        """Cancel all calls except those that close a file, then wait briefly for the calls that are left.
 
         The futures of all calls stay pending, like the futures of an executor when a loop is closed.
         """
@@ -162,7 +162,10 @@ class Prefetch:
         self._end = 0  # the end of the part that was checked last
 
     def limited(self, offset: int, length: int) -> int:
-        """Return ``length``, limited to the end of the part that was checked last if ``offset`` is in that part."""
+        """Return how many of the ``length`` bytes at ``offset`` to send next.
+
+        If ``offset`` is in the part that was checked last, this is at most the rest of that part.
+        """
         return min(length, self._end - offset) if offset < self._end else length
 
     def is_needed(self, offset: int, length: int) -> bool:

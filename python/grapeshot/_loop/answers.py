@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# How many forks have led to this process. Its pid would not be enough: a parent and its child have the same one if each
-# is the first process of a pid namespace.
+# How many forks have led to this process. By this number, `Answers` notices that it is in the child of a fork. The pid
+# would not be enough for that: a parent and its child have the same pid if each is the first process of a pid
+# namespace.
 _forks = 0
 
 

@@ -55,7 +55,7 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _grapeshot_aio: Any = None
     # while coros borrow the loop: the `Ledger` that knows to which run each task belongs (coro/_borrowing.py)
     _ledger: Any = None
-    # measures how long callbacks take, and holds the slow listeners
+    # measures how long callbacks take, and holds the listeners for slow callbacks
     _measuring: Any = None
     # by name: functions called after each step
     _step_observers: dict[str, Callable[[Any, int, int], object]] | None = None

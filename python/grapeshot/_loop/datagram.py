@@ -95,7 +95,7 @@ async def create_datagram_endpoint(
 
 
 def _check_socket(sock: socket.socket) -> None:
-    """Raise ValueError for a stream socket or, where asyncio accepts only SOCK_DGRAM, for any other kind of socket."""
+    """Raise ValueError for a stream socket. Where asyncio accepts only SOCK_DGRAM, raise it for any other type."""
     if ACCEPTS_ALL_BUT_STREAMS:
         if sock.type == socket.SOCK_STREAM:
             raise ValueError(f"A datagram socket was expected, got {sock!r}")

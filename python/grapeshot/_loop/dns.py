@@ -198,7 +198,8 @@ def current(name: str) -> Callable[..., Any]:
     if type(of_asyncio) is types.ModuleType and vars(of_asyncio) is not _SOCKET:
         return getattr(of_asyncio, name)  # type: ignore[no-any-return]
     function: Any = _SOCKET[name]
-    # coro.patch() replaces `socket` in this module with a view that still has the original functions.
+    # coro.patch() replaces `socket` in this module with a view that still has the functions from before the patch. If
+    # the program's function is one that coro.patch() has put there, return the function from the view.
     is_patched = any(function is patched for patched in _patched)
     # CPython's tests replace `socket` in this module with a mock.
     is_mock = not issubclass(type(socket), types.ModuleType)

@@ -32,7 +32,7 @@ async def connect_read_pipe(
 
     Raises:
         ValueError: ``pipe`` is something else, for example a regular file, or is closed. The caller still owns it.
-        OSError: only its descriptor is closed.
+        OSError: the file object is open, but its descriptor was closed.
 
     Source: :meth:`asyncio.loop.connect_read_pipe`.
     """

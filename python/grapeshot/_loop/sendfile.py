@@ -75,9 +75,10 @@ async def sendfile(
     system call is used, the transport also refuses writes.
 
     Raises:
-        RuntimeError: the transport is closing, does not support sendfile, is already sending a file, or needs the
-            fallback while ``fallback`` is false.
-        asyncio.SendfileNotAvailableError: the system call does not work here, and ``fallback`` is false.
+        RuntimeError: the transport is closing, does not support sendfile, is already sending a file, or can use only
+            the fallback (like a TLS transport) while ``fallback`` is false.
+        asyncio.SendfileNotAvailableError: the transport can use the system call, but the system call does not work
+            here, and ``fallback`` is false.
         ConnectionError: the connection was lost. ``file.tell()`` is the position behind the last byte sent.
         TypeError, ValueError: like :func:`sock_sendfile`, if the system call is used. The fallback does not check the
             arguments.

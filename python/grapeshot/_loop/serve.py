@@ -205,9 +205,10 @@ class Server(asyncio.Server):
     def _accepting(self, transport: _core.StreamTransport, is_waiting: bool) -> asyncio.Future[None] | None:
         """Make a task for the accepted connection ``transport``, because asyncio makes one for each connection.
 
-        The native loop calls this only for a connection without TLS, and only if something was scheduled while the
-        connection was accepted. With ``is_waiting``, the task lasts until the returned future is done; otherwise the
-        task ends with its first step.
+        The native loop calls this only if something was scheduled while the connection was accepted: otherwise a
+        program cannot notice that the task is missing. A connection with TLS gets its task from its protocol factory
+        instead (:func:`grapeshot._loop.tls.serving_factory`). With ``is_waiting``, the task lasts until the returned
+        future is done; otherwise the task ends with its first step.
         """
         waiter = self._loop.create_future() if is_waiting else None
         tls.start_accepting(self._loop, transport, waiter)

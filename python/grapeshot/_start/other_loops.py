@@ -65,7 +65,7 @@ def configure_uvicorn(arguments: list[str]) -> None:
 
 
 def watch() -> None:
-    """From now on, write a line to stderr when the first loop of a class that is not grapeshot's runs.
+    """Write a line to stderr for each class of loop that is not grapeshot's, when the first loop of that class starts.
 
     Every asyncio loop calls ``_set_running_loop`` when it starts and when it stops, so that function is replaced. Loops
     whose modules are imported later use the replacement, too.

@@ -86,7 +86,8 @@ def main() -> None:
         _program.exit_with_usage(arguments, _USAGE)
     coro.patch()
     _command.open_back_door_if_asked()
-    # Also set the handler before the loop runs, so that the runner does not install a handler of its own.
+    # Also set the handler before the loop runs: the patched `signal.signal` then puts a function of its own in place of
+    # Python's default handler. The runner replaces only the default handler, so it leaves this function alone.
     _take_interrupts()
     program = _Program(run)
     coro.run(program, name="main")

@@ -235,7 +235,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """End this run: cancel its tasks that are left. A coro that hides the host waits for them here.
+        """End this run: cancel its tasks that are left. In a coro that hides the host, also wait until they have ended.
 
         Raises:
             RuntimeError: the loop is running.

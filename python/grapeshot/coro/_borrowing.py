@@ -219,7 +219,8 @@ def tasks_of_run(loop: asyncio.AbstractEventLoop | None, found: set[Any]) -> set
         return found
     if loop is None:
         loop = asyncio._get_running_loop()
-    # Another thread may run in a copy of the context, with a loop of its own.
+    # The run's code may have passed a copy of its context to another thread, which has a loop of its own. The tasks of
+    # that loop are not the run's, so return them all.
     if loop is None or loop is not run.host:
         return found
     return {task for task in found if run.has(task)}

@@ -303,9 +303,10 @@ def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
 class _TasksAndCoros(weakref.WeakSet["Any"]):
     """The class that :func:`_add_coros_to_tasks` gives to asyncio's set of tasks.
 
-    The set then contains all coros. From Python 3.14 on, asyncio keeps its own tasks elsewhere, and the set has only
-    tasks of other classes. The coros are not added one by one. That would take time for each of them, and loops in
-    different threads would wait for each other whenever they change the set.
+    Besides its own items, the set then yields the live coros of all threads, except daemons. (From Python 3.14 on, its
+    own items are only tasks whose class does not derive from :class:`asyncio.Task`. asyncio keeps all other tasks
+    elsewhere.) The coros are not added one by one. That would take time for each of them, and loops in different
+    threads would wait for each other whenever they change the set.
     """
 
     # Kept here, because `all_tasks()` may be called at exit, when the names of this module are gone.
@@ -323,8 +324,8 @@ class _TasksAndCoros(weakref.WeakSet["Any"]):
             return item._status not in ("new", "done")
         return super().__contains__(item)
 
-    # `add` is not replaced: before 3.14, asyncio calls it for each task. A coro that is added by hand is an item like
-    # any other.
+    # `add` is not overridden, because that would make it slower: before 3.14, asyncio calls it for each task. So if a
+    # program adds a coro, the coro becomes one of the set's own items.
 
     def discard(self, item: Any) -> None:
         if isinstance(item, self._kind):

@@ -240,8 +240,8 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
     ) -> _T:
         """Repeat ``call(fd)`` until it succeeds. Each time it would block, call ``wait``.
 
-        For a descriptor that stays in blocking mode, ``call_at_once`` (if given) is called instead, and does the same.
-        The timeout starts now, unless ``left_s`` is given.
+        For a descriptor that stays in blocking mode, ``call_at_once`` (if given) is called once instead of ``call``. It
+        repeats its system call itself. The timeout starts now, unless ``left_s`` is given.
         """
         with self._fd as fd:
             _core._coro_act()

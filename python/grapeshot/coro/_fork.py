@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 # Objects that belong to the parent. The child never frees them: that could run their finalizers and `finally` blocks.
 _forgotten: list[Any] = []
 # While a coro of this thread forks, `_forking.tasks` has the tasks of the loop. They are listed before the fork because
-# from Python 3.14 on asyncio's own list is empty in the child. (Even so, the child must unregister each of them. They
-# are still linked to each other, so removing just the oldest task would link asyncio's list to the others again.)
+# from Python 3.14 on asyncio's own list is empty in the child. (Even so, the child must unregister each task that it
+# forgets. The tasks are still linked to each other, and the oldest one to the head of asyncio's list. If only the
+# oldest task were removed, for example because it ends, the head would be linked to the others again.)
 _forking = threading.local()
 
 
@@ -80,10 +81,11 @@ def _task_of_run(co: Any) -> Any:
 
 
 def end_child(co: Any, leaves_loop: bool) -> bool:
-    """Called in the child when the coro that forked has ended: end the process, unless the loop's run ends, too.
+    """Called in the child when the coro that forked has ended: end the process, unless the loop now stops running.
 
-    Return True if the loop runs only until this coro ends, as with ``coro.run()``. (No other code in the child can wait
-    for the coro.)
+    The loop stops if it runs only until this coro ends, as with ``coro.run()``, or if the coro ended with an exception
+    that leaves the loop (``leaves_loop``). Return True in the first case: native code then schedules the coro's
+    callbacks. In all other cases no code in the child waits for the coro.
     """
     is_awaited = _task_of_run(co) is not None
     if is_awaited or leaves_loop:

@@ -437,7 +437,7 @@ def _call_later(seconds: float, fn: Callable[..., Any], /, *args: Any, **kwargs:
 def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | None = None) -> list[Any]:
     """Implements ``wait`` with arguments: wait until all or ``count`` coros have ended, or ``timeout`` is over.
 
-    Native code calls this if there are arguments. ``wait()`` without arguments needs no Python frame.
+    The native function ``wait`` calls this if it gets arguments. Without arguments, native code does all the work.
     """
     coros = list(dict.fromkeys(coros))
     if count is not None and count < 0:

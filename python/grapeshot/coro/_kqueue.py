@@ -218,7 +218,8 @@ class KqueueWatch(FileWatch):
         left = [name for name, entry in old.items() if inodes.get(name) != entry.inode]
         everywhere = self._scan_directory() if left and not self._is_directory else inodes
         arrived = {inode: name for name, inode in everywhere.items() if name not in old or old[name].inode != inode}
-        # Change the entries only now: from here on, an error cannot interrupt the change unless the file system fails.
+        # Change the entries only now, after the scans, because a scan may raise an error. The code below raises one
+        # only if the file system fails.
         self._entries = {name: entry for name, entry in old.items() if inodes.get(name) == entry.inode}
         for name in left:
             self._note_left(name, old[name], name in inodes, arrived, notes)

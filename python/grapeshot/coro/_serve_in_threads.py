@@ -231,8 +231,8 @@ def _tell_of_end(loop: Any, server: ServerInThreads, other: _Other, _: object) -
 def _sharing_port(sock: socket.socket) -> socket.socket:
     """Replace a TCP socket without SO_REUSEPORT by one with this option, bound to the same address.
 
-    No other program listens there, because the given socket could be bound without the option. A unix socket, or a
-    socket that has the option already, is returned as it is.
+    No other program listens there: if one did, binding the given socket without the option would have failed. A unix
+    socket, or a socket that has the option already, is returned as it is.
     """
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or _shares_port(sock):
         return sock

@@ -129,7 +129,8 @@ class CoroSocket(_Native):
             while count is None or offset - start < count:
                 wanted = PART_LEN if count is None else min(count - (offset - start), PART_LEN)
                 wanted = prefetch.limited(offset, wanted)
-                # Otherwise os.sendfile() would block the thread until the disk has delivered this part.
+                # Wait until this part of the file is in memory. Otherwise os.sendfile() would block the thread until
+                # the disk has delivered the part.
                 wait_in_memory(prefetch, number, offset, wanted)
                 try:
                     sent = os.sendfile(self.fileno(), number, offset, wanted)

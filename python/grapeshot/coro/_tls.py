@@ -91,8 +91,8 @@ def wrap(
 
     The options are the same as for :meth:`ssl.SSLContext.wrap_socket`.
     """
-    # _create() must not do the handshake. The code below does it, and closes the socket after an interruption in every
-    # version of Python.
+    # _create() must not do the handshake: if an interruption ended it there, some versions of Python would leave the
+    # socket open. The code below does the handshake, and closes the socket after any exception.
     secure: Any = TlsSocket._create(  # type: ignore[attr-defined]
         plain, context=context, do_handshake_on_connect=False, **options
     )

@@ -35,8 +35,8 @@ class watch_file:  # noqa: N801  # Shrapnel's name
     these systems:
 
     - All changes between two checks are seen as one. A file that is created and deleted in between is not reported. If
-      a file in the directory is replaced, the event is ``created``. Data that is written to a new file before the check
-      is not reported as ``modified``, only as ``created``.
+      a file is deleted in between and another file gets its name, ``deleted`` is not reported. Data that is written to
+      a new file before the check is not reported as ``modified``, only as ``created``.
     - After each change of the entries of a watched directory, the whole directory is read.
     - The directory and each regular file that is watched are kept open, so the file system of the directory cannot be
       unmounted. ``modified`` is not reported for files that the process is not allowed to read, or for which no
@@ -94,7 +94,8 @@ class watch_file:  # noqa: N801  # Shrapnel's name
             left_s = countdown()
             if watch.has_ended or watch.sock.closed or not watch.receive(left_s):
                 return None
-            # receive() raises no TimeoutError if another file of the directory has changed, so check the time here.
+            # If a file is watched, receive() also returns when only other files in its directory have changed, and then
+            # it raises no TimeoutError. So check the time here.
             if timeout and left_s == 0 and not watch.events:
                 raise TimeoutError("timed out")
         return watch.events.popleft()

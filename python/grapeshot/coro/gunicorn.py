@@ -11,9 +11,9 @@ application sees no running asyncio loop.
                  SIGTERM, max_requests, reload --'--> alive = False ---> close, wait for requests, end
 
 With ``--preload`` the master loads the application before ``patch()`` is called, so the application's modules may
-have imported original functions. ``patch()`` replaces most of these imports. A PatchWarning names them, and what could
-not be replaced. To avoid the warning, call ``coro.patch()`` at the top of gunicorn's configuration file. This also
-patches the master, which does no harm: outside of coros the patched functions do what the originals do.
+have imported original functions. ``patch()`` replaces most of them. A PatchWarning lists what was replaced, and what
+could not be replaced. To avoid the warning, call ``coro.patch()`` at the top of gunicorn's configuration file. This
+also patches the master, which does no harm: outside of coros the patched functions do what the originals do.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class BinaryFile(RawFile):
             if 0 <= size <= self._rest():
                 return self._take(size)
             mark = self._mark()
-            # An empty piece would make join() copy the others.
+            # An empty piece is left out, because join() copies nothing if there is only one piece.
             parts = [self._take(self._rest())] if self._rest() else []
             left = size - len(parts[0]) if parts else size
             try:

@@ -142,7 +142,7 @@ def open(  # noqa: A001
 
 
 def _parsed(mode: str) -> str:
-    """Return which of the letters r, w, x and a the mode has. Raises the exceptions of the built-in function."""
+    """Return the letter r, w, x or a of the mode. Raises the exceptions of the built-in function."""
     if not isinstance(mode, str):
         raise TypeError(f"open() argument 'mode' must be str, not {type(mode).__name__}")
     letters = set(mode)

@@ -1,9 +1,9 @@
 """What all files have in common, and :class:`RawFile`, which has no buffer.
 
-If a file was opened by its path, the file object usually keeps the position itself and passes it to each call, so that
-an interrupted read does not move the position. Pipes, files in append mode, and files that were opened by a descriptor
-use the descriptor's own position instead. Bytes that an interrupted read has taken from such a file are given to the
-next read.
+If a file was opened by its path, the file object usually keeps the position itself, and passes it to the system with
+each call that reads or writes. So an interrupted read does not move the position. Pipes, files in append mode, and
+files that were opened by a descriptor use the descriptor's own position instead. Bytes that an interrupted read has
+taken from such a file are given to the next read.
 
 The number of bytes that a call has written is recorded when the call ends (``_written``), even if nobody waits for the
 call any longer. So data is neither lost nor written twice after an interruption.

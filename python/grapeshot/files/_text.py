@@ -170,8 +170,8 @@ class TextFile(AsyncFile):
     async def _collect(self, is_enough: Callable[[str], bool]) -> str:
         """Decode until there is enough text or the file ends, and return all text that the program has not got yet.
 
-        ``is_enough(text)`` says whether there is enough. The result ends where ``_decoded`` ends.
-        If the task is cancelled or a call fails, nothing is lost.
+        ``is_enough(text)`` says whether there is enough. The end of the result is also the end of ``_decoded``:
+        :meth:`_take_from` relies on that. If the task is cancelled or a call fails, nothing is lost.
         """
         text = self._decoded[self._used :]
         if is_enough(text):

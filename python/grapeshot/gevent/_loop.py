@@ -368,7 +368,7 @@ class Loop(_core._HubLoop):
         if watcher._is_active:
             watcher._fire(events)
             if watcher._descriptor is None:
-                watcher.stop()  # nothing else could fire it
+                watcher.stop()  # no event can fire a watcher that is not on a descriptor any more
 
     def timer(self, after: float, repeat: float = 0.0, ref: bool = True, priority: int | None = None) -> Watcher:
         return _watchers.timer(self, after, repeat, ref, priority)

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 def runner_of(loop: object, likely: Any) -> Any:
     """Return the greenlet in which ``loop`` runs.
 
-    That is ``likely``, to which the hub has switched, unless that greenlet has switched to another one directly. In
-    that case, the frames of the suspended greenlets show which one runs the loop.
+    Usually that is ``likely``, the greenlet to which the hub has switched. But ``likely`` may have switched directly to
+    another greenlet, which then started the loop. So if the frames of ``likely`` do not show the loop, the frames of
+    the other suspended greenlets are searched.
     """
     if not _runs(likely, loop):
         for each in gc.get_objects():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Cpu:
-    """The CPU time of one task, coro, connection or callback, or of all that are alike and have ended."""
+    """The CPU time of one task, coro, connection, server or callback, or of all that are alike and have ended."""
 
     kind: str
     """``"task"``, ``"coro"``, ``"connection"``, ``"server"`` (accepting) or ``"callback"``."""

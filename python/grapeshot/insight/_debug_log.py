@@ -4,7 +4,7 @@
 |---|---|---|
 | ``latency`` | ``grapeshot.latency`` | each step that takes at least 10 ms (``latency=0.001``: 1 ms), and its owner |
 | ``io`` | ``grapeshot.io`` | events of connections: open, accepted, received, sent, paused, closed, lost |
-| ``tls`` | ``grapeshot.tls`` | the start of each handshake, and its cipher or why it failed; the end of the input |
+| ``tls`` | ``grapeshot.tls`` | the start of each handshake, and its cipher or why it failed; EOF from the peer |
 
 ``io`` and ``tls`` cover transports only, not the sockets of coros and not ``sock_*``. The records have the level DEBUG.
 They go to stderr if the program has not configured logging. The variable is read once, the first time that a loop is

@@ -48,9 +48,9 @@ class SlowCallback:
     """When it began, in seconds of ``time.monotonic()`` and ``loop.time()``."""
     duration_s: float
     stack: tuple[str, ...]
-    """Its stack, as the lines of a traceback. The stack is taken when the callback has run for at least half of the
-    smallest ``seconds`` of all listeners with ``stacks``. Empty if no listener has ``stacks``, if C code kept the GIL
-    so that the watching thread could not run, or if there is no GIL."""
+    """Its stack, as the lines of a traceback. A thread takes the stack if there are listeners that were added with
+    ``stacks=True``, and if the callback runs for at least half of the smallest ``seconds`` of these listeners. Empty if
+    there are no such listeners, if C code kept the GIL so that the thread could not run, or if there is no GIL."""
     subject: Subject | None = field(default=None, repr=False)
     """Its kind, name, function and place. The name is empty if it is a default name such as ``Task-7``."""
 

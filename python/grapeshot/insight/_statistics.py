@@ -75,10 +75,10 @@ class Statistics:
     wakeups: int
     """How often another thread has woken the loop while it was blocked."""
     writes: int
-    """System calls that have sent data: by transports, by ``sock_sendall`` and ``sock_sendto``, and on coros' sockets
-    by ``sendall``, ``write`` and ``send(data)`` (if ``data`` is a ``bytes``, and without flags). Not counted: the
-    system call ``sendfile``; on coros' sockets any other ``send``, ``sendto``, ``sendmsg`` and ``writev``; and anything
-    that coros' sockets send with TLS."""
+    """System calls that have sent data. Counted are those of transports, of ``sock_sendall`` and ``sock_sendto``, and
+    of three methods of coros' sockets: ``sendall``, ``write``, and ``send`` if it is called with a ``bytes`` and
+    without flags. Not counted are the system call ``sendfile``; ``sendto``, ``sendmsg``, ``writev`` and all other calls
+    of ``send`` on coros' sockets; and anything that coros' sockets send with TLS."""
     bytes_written: int
     """The bytes that these calls have sent. For a transport with TLS, these are the encrypted bytes."""
     corked_writes: int

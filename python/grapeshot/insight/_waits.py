@@ -1,9 +1,9 @@
 """Builds the tree of a loop's tasks and coros: which of them waits for which, and their stacks.
 
 Nothing is recorded while the program runs: everything is read from the objects that exist at this moment. The only code
-of the program that runs is the ``repr`` of the objects that are waited for. The module ``coro._run_info`` reads the
-parts that are specific to coros. It sets ``hooks.coros_of`` when ``grapeshot.coro`` imports it. Nothing here imports
-``coro._run_info``.
+of the program that runs is the ``repr`` of the objects that are waited for. The module ``coro._run_info`` reads what is
+specific to coros. This module does not import ``coro._run_info``, but calls ``hooks.coros_of``, which
+``coro._run_info`` sets when ``grapeshot.coro`` is imported.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class Client:
             await asyncio.wait([connecting])
             error = None if connecting.cancelled() else connecting.result()
             if error is not None:
-                # not str(error): the new text would then say twice that the call has not run
+                # not str(error) of a ConnectionLost, which adds that the call has not run: the new error adds that, too
                 message = str(error.args[0] if isinstance(error, ConnectionLost) else error) or type(error).__name__
                 raise ConnectionLost(f"cannot connect: {message}", sent=False) from error
         return self._connection

@@ -87,7 +87,7 @@ class ClientConnection(Connection):
     def start(self, target: Target, request: Request) -> int:
         """Send a request and return its number, or queue it and return 0.
 
-        Raises PacketTooLarge, or the codec's error. In both cases nothing is sent.
+        Raises PacketTooLarge, or the codec's error. The request is then neither sent nor queued.
         """
         if not self.is_full:
             return self._send_request(target, request)
@@ -110,7 +110,7 @@ class ClientConnection(Connection):
         elif not number:
             self._cancelled += 1
             if 2 * self._cancelled > len(self._queue):
-                # remove cancelled calls, which would otherwise stay until the server answers
+                # remove cancelled calls, which would otherwise stay in the queue until their turn to be sent comes
                 self._queue = deque(entry for entry in self._queue if not entry[0].done())
                 self._cancelled = 0
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from grapeshot import _core
 
-# A shorter packet cannot take long to decode, so it is not checked.
+# Msgpack checks packets of at least this length for keys that make a dict slow. A shorter packet cannot take long to
+# decode.
 MIN_CHECKED = 1024
 # The name is part of the first packet of each side (Hello), whose length is limited.
 _MAX_NAME = 100

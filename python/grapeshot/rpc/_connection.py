@@ -24,8 +24,8 @@ from ._codecs import Codec, Msgpack
 from ._messages import MAX_HELLO, MIN_COUNTED, PING, PONG, Hello, decode_hello
 from ._packet_stream import MAX_LENGTH, PacketStream
 
-# A peer is regarded as dead after two to three times this many seconds without data. So a computation or a debugger may
-# stop the peer's loop for a minute.
+# A peer has this many seconds to answer a PING, so a computation or a debugger may stop the peer's loop for a minute. A
+# peer is regarded as dead after two to three times this many seconds without data.
 KEEPALIVE_S = 60.0
 
 

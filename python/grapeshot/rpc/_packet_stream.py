@@ -61,7 +61,7 @@ class PacketStream(asyncio.Protocol):
         # Received bytes that have not been handled: a part of a packet, or everything since hold() or since the end of
         # a turn (_TURN_S).
         self._received = bytearray()
-        # How many bytes are needed to continue.
+        # How long `_received` must be before data_received() looks for packets in it again.
         self._wanted = 0
         self._is_held = False
         # Whether the rest of the received data is left for the next iteration of the loop.

@@ -155,9 +155,10 @@ fn go_on<O: Operation>(
     attempt(call, socket, coro, has_waited)
 }
 
-/// Begins a wait for data without an attempt to read, because the last read has emptied the socket. Returns false if
-/// the socket is closed, or if there was a read event since that read: another wait has used the event up, and the data
-/// may still be there.
+/// Begins a wait for data without an attempt to read, because the last read has emptied the socket. Returns false,
+/// and begins no wait, if the socket is closed, or if the poller has reported the socket as readable since that read.
+/// In the second case, another wait has used up the event, and the data may still be there, so the call must try to
+/// read.
 #[inline]
 fn begin_hopeless<O: Operation>(
     call: &mut Call<O>,

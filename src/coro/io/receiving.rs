@@ -1,6 +1,7 @@
 //! The methods that receive: `recv` and its relatives.
 //!
-//! `recv_exact` and the usual forms of `recv` and `recv_into` (positional arguments, no flags) are implemented here.
+//! `recv_exact` and the usual forms of `recv` and `recv_into` are implemented here: those with positional arguments,
+//! without flags, and with a length that is not 0 and fits.
 //! All other calls go to the base's own methods, so their arguments, results and errors are exactly Python's. When a
 //! wait is needed, the base's methods raise `BlockingIOError`.
 

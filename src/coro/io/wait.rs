@@ -157,8 +157,8 @@ pub(super) struct Target<'a, 'py> {
     pub(super) waiting: Option<&'a Waiting>,
     pub(super) fd: RawFd,
     pub(super) direction: Direction,
-    /// Whether to register the descriptor with the poller again. The poller then reports it if it is ready now, and an
-    /// event that was polled before does not end this wait.
+    /// Whether to register the descriptor with the poller again. The poller then reports it if it is ready now, even
+    /// without a change. An event that the last poll has returned does not end this wait.
     pub(super) is_anew: bool,
 }
 
@@ -196,8 +196,8 @@ impl Wait {
     }
 
     /// Begins a wait. Unless `target.is_anew` is set, the caller has made a system call that would have blocked.
-    /// `MustWait`: the coro must leave its stack now. `Done`: no coro with a loop runs here, so the thread has blocked
-    /// until the descriptor was ready.
+    /// `MustWait`: the coro must leave its stack now. `Done`: no coro runs here, or the running coro has no loop to
+    /// wait on (`suspension::current_on_loop`), so the thread has blocked until the descriptor was ready.
     ///
     /// Raises `TimeoutError` if the time is over, and `SimultaneousError` if another coro already waits for the same
     /// event.
@@ -354,7 +354,9 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     if let Some(replaced) = replaced {
         replaced.end(py);
     }
-    // The code that ran above may have interrupted this coro, or let another one wait on the same object.
+    // The code that ran above may have interrupted this coro. It may also have let another coro wait on the same
+    // object. Then `record` refuses this coro if the other one belongs to another thread, and otherwise replaces the
+    // other one.
     if let Err(interruption) = interruption::raise_pending(coro) {
         descriptors.forget_waiter(fd, direction, coro.as_ptr());
         return Err(interruption);

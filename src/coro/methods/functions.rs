@@ -322,8 +322,9 @@ pub(super) fn set_undisturbed<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
     Ok(bool_object(py, before))
 }
 
-/// `_coro_unwatch()`: called when a loop of this thread is closed, and when the thread ends. It does nothing if the
-/// loop is closed by code that another loop of this thread is running.
+/// `_coro_unwatch()`: makes the watchdog ignore this thread until the thread's next run (`pulse`). Called when a loop
+/// of this thread is closed, and when the thread ends. It does nothing if the loop is closed by code that another loop
+/// of this thread is running.
 pub(super) fn unwatch<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     with_runtime(|runtime| {
         if runtime.pulse.running_since().is_none() {
@@ -353,7 +354,8 @@ pub(super) fn send_signal<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectRe
     Ok(is_sent.into_pyobject(py)?.to_owned().into_any())
 }
 
-/// `_coro_stop_watchdog()`: stops the watchdog until the next run. Called before a fork and at exit.
+/// `_coro_stop_watchdog()`: stops the watchdog, which starts again with the next run (`pulse`) in a thread that has a
+/// latency limit. Called before a fork and at exit.
 pub(super) fn stop_watchdog<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     watchdog::stop(py);
     Ok(none(py))

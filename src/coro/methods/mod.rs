@@ -20,8 +20,8 @@ use crate::event_loop::progress::Progress;
 /// then calls `finish`, the second function: see `suspension::wait_at_boundary`.
 ///
 /// # Safety
-/// CPython has called a function with these arguments. If `begin` returns `MustWait`, it has met the conditions of
-/// `prepare_switch`.
+/// CPython has called a function with these arguments. If there is something to wait for, `begin` meets the conditions
+/// of `suspension::prepare_switch`.
 #[inline(always)]
 unsafe fn call_waiting<S>(
     _: *mut ffi::PyObject,
@@ -233,7 +233,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::shut_down,
             _coro_shut_down,
-            "Shut down the coros that this thread has for a loop, running or not. Return how many coros are left."
+            "Shut down this thread's coros of a loop. The loop need not be running. Return how many coros are left."
         ),
         row!(
             function,
@@ -317,13 +317,13 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::unwatch,
             _coro_unwatch,
-            "Make the watchdog ignore this thread until its next run."
+            "Make the watchdog ignore this thread until a loop next runs code in it."
         ),
         row!(
             function,
             functions::stop_watchdog,
             _coro_stop_watchdog,
-            "Stop the watchdog, before a fork or at exit. It starts again with the next run in a thread with a limit."
+            "Stop the watchdog. It starts again when a loop next runs code in a thread that has a latency limit."
         ),
         row!(
             function,
@@ -383,7 +383,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::live_tasks,
             _coro_live_tasks,
-            "Return the live coros of all threads, without the coros that stand for daemon threads."
+            "Return the live coros of all threads for asyncio.all_tasks(), without daemons and unregistered coros."
         ),
         row!(
             function,

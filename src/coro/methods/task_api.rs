@@ -345,7 +345,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         "send(value, /)",
         "Run the next step. The value is ignored."
     )];
-    // SAFETY: the functions are for this layout, the table is leaked.
+    // SAFETY: the functions are for this layout; the table of methods is leaked.
     let kind = unsafe {
         new_type::<AwaitObject>(
             module,

@@ -104,8 +104,8 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<String>> {
 }
 
 /// Whether the JIT compiler is on in this process. It cannot be switched on later. The JIT compiler of 3.14 may free
-/// code that is still running. Suspended stacks, and calls of the evaluation loop from such code, hold references to
-/// the code, but the compiler ignores these references.
+/// compiled code that is still running. A suspended stack, and a call of the evaluation loop from compiled code, each
+/// hold a reference to the compiled code to which they return, but the compiler ignores these references.
 fn jit_is_enabled(py: Python<'_>) -> PyResult<bool> {
     let Some(jit) = py.import("sys")?.getattr_opt("_jit")? else {
         return Ok(false);

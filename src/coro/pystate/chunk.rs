@@ -43,7 +43,7 @@ pub(in crate::coro) unsafe fn tail(chunk: *mut u8) -> *mut c_void {
     unsafe { chunk.add(*field::<usize>(chunk, CHUNK_SIZE)).cast() }
 }
 
-/// The address of the first frame in a root chunk whose tail is `tail`, with `tail_len` bytes.
+/// The address of the first frame in a root chunk, computed from the tail of its block. The tail has `tail_len` bytes.
 #[inline]
 pub(in crate::coro) fn first_frame(tail: *mut c_void, tail_len: usize) -> *mut u8 {
     let chunk = tail.cast::<u8>().wrapping_sub(BLOCK_LEN - tail_len);

@@ -3,8 +3,8 @@
 //! When a tool is switched on (`sys.monitoring`, `sys.settrace`, `sys.setprofile`), CPython instruments the code of all
 //! frames that it finds through the thread states, and later any code when it is entered. It misses the frames of
 //! stacks that are suspended at that moment. CPython 3.15 crashes if an exception is raised in such a frame, because it
-//! assumes that the code has monitoring data. So the code of these frames is instrumented before they continue. Earlier
-//! versions do not crash; they only report fewer events for such frames.
+//! assumes that the code has monitoring data. So the code of these frames is instrumented before they continue. 3.12
+//! to 3.14 do not crash; they only report fewer events for such frames.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -43,7 +43,7 @@ pub(super) fn look_up() -> Option<&'static str> {
 pub(in crate::coro) unsafe fn version(thread: *mut ffi::PyThreadState) -> usize {
     match imp::EVAL_BREAKER {
         Some(offset) => {
-            // SAFETY: by the contract. Other threads set flags in it, atomically.
+            // SAFETY: by the contract. Other threads set flags in the field, atomically.
             let breaker = unsafe { AtomicUsize::from_ptr(field(thread.cast(), offset)) };
             breaker.load(Ordering::Relaxed) & !FLAGS
         }

@@ -128,8 +128,7 @@ pub(super) struct PyState {
     chunk: *mut u8,
     chunk_top: *mut u8,
     chunk_limit: *mut u8,
-    /// The executor to which the stack returns. While the thread does not use the state, this is an owned reference or
-    /// null.
+    /// The executor to which the stack returns: an owned reference or null, even if `OWNS_EXECUTOR` is false.
     executor: *mut ffi::PyObject,
     /// The task that asyncio sees (3.14 and later): the coro itself, or the task that was current when the coro was
     /// suspended.

@@ -35,8 +35,9 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Calls a function with the list, if it can be locked without waiting. None if another thread has locked the list:
-    /// in a free-threaded build, in an interpreter with a GIL of its own, or in the parent before this process forked.
+    /// Calls a function with the list, if it can be locked without waiting. Returns None if another thread has locked
+    /// the list. This may happen in a free-threaded build, or if interpreters have GILs of their own. If another thread
+    /// held the lock when the process forked, the list stays locked in the child.
     fn with_kept<R>(&self, function: impl FnOnce(&mut Vec<Free>) -> R) -> Option<R> {
         match self.kept.try_lock() {
             Ok(mut kept) => Some(function(&mut kept)),

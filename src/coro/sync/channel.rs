@@ -192,7 +192,7 @@ fn begin_send(
 ) -> PyResult<Option<(Coro<'static>, Bound<'static, PyAny>)>> {
     let value = match args.get(0) {
         Some(value) if args.values().len() == 1 => value,
-        // The value is positional only, so its name is empty and matches no keyword.
+        // `bind` never takes the value from a keyword argument, because the parameter is positional only.
         _ => match args.bind()? {
             [Some(value), block, timeout] => {
                 call.limit = Limit::new(block, timeout)?;

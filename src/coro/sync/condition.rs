@@ -55,7 +55,8 @@ unsafe impl Primitive for ConditionObject {
     }
 }
 
-/// Waits in the queue with the request `kind`. Returns the value of the wake, or None if the timeout expires.
+/// Waits in the queue with the request `kind`, a number that `_first` returns while this coro is the first one.
+/// Returns the value of the wake, or None if the timeout expires.
 fn wait_for_wake(this: Condition<'_>, kind: i64, limit: Limit) -> PyResult<Option<Bound<'_, PyAny>>> {
     check_thread(this)?;
     if limit.is_at_once() {

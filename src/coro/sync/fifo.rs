@@ -148,7 +148,7 @@ impl FifoObject {
 fn push<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (item, limit) = match args.get(0) {
         Some(item) if args.values().len() == 1 => (item, Limit::Endless),
-        // The item is positional only, so its name is empty and matches no keyword.
+        // `bind` never takes the item from a keyword argument, because the parameter is positional only.
         _ => match args.bind()? {
             [Some(item), block, timeout] => (item, Limit::new(block, timeout)?),
             _ => return Err(PyTypeError::new_err("push() takes an item")),

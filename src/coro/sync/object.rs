@@ -142,7 +142,8 @@ impl<'py> EndedWait<'py> {
     }
 }
 
-/// Waits at the end of `queue` until the coro is woken: by a grant, by its deadline or by an interruption.
+/// Waits at the end of `queue` until the coro is woken: by a grant, by its deadline, by an interruption, or for another
+/// reason, such as the close of a channel.
 #[inline]
 pub(in crate::coro) fn wait_in_queue<'py>(
     queue: &WaitQueue,

@@ -150,8 +150,9 @@ fn release<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> 
 }
 
 fn give(this: Semaphore<'_>, count: i64) -> PyResult<()> {
-    // This check does not count the permits that coros hold. So releasing those later may fail here, and the sum could
-    // overflow where `wait_for` gives permits back, but only with far more permits than any program uses.
+    // This check counts only free permits. If nearly `i64::MAX` permits are free, a later release of permits that coros
+    // still hold may fail here. And when `wait_for` gives permits back, the sum may overflow, because it is not checked
+    // there. No program uses that many permits.
     let Some(sum) = this.available.get().checked_add(count) else {
         return Err(PyOverflowError::new_err("too many permits"));
     };

@@ -197,7 +197,8 @@ fn try_put<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> Obj
     })
 }
 
-/// The queue of waiters with this number: 0 getters, 1 putters, 2 joiners.
+/// Reads the first argument, `side`: 0 stands for the getters, 1 for the putters, 2 for the joiners. Returns `side` and
+/// the queue of these waiters.
 fn waiters_of<'a, const C: bool>(
     this: &'a Shared<'_, C>,
     args: &Args<'_, '_>,
@@ -256,8 +257,8 @@ fn leave<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> Objec
     Ok(none(py))
 }
 
-/// `_get_promised(absent)`: removes and returns the item that a task was woken for. Returns `absent` if the queue is
-/// empty nevertheless.
+/// `_get_promised(absent)`: removes and returns the item that a task was woken for. Raises the error of a closed queue
+/// if the queue is closed and empty. Returns `absent` if the queue is empty but not closed (see `SharedQueue::pop`).
 fn get_promised<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let item = in_section(this, || this.pop(this.py()))?;
     Ok(item.unwrap_or_else(|| args.get(0).unwrap_or_else(|| none(this.py()))))

@@ -85,9 +85,9 @@ pub(super) struct TaskWaiters {
     /// `settle` knows that the grant must not be given back a second time.
     claimed: RefCell<Vec<usize>>,
     /// The addresses of the futures of waiters that could not be woken, because their loops are closed. Such a waiter
-    /// has no grant to give back when its coroutine is closed. A reference to the future would keep the task alive, so
-    /// only the address is kept. The coroutine keeps the future alive until it calls `leave`, which removes the
-    /// address.
+    /// has no grant to give back when its coroutine (`grapeshot.threads._wait`) is closed and calls `leave`. A
+    /// reference to the future would keep the task alive, so only the address is kept. The coroutine keeps the future
+    /// alive until it calls `leave`, which removes the address.
     refused: RefCell<Vec<usize>>,
 }
 

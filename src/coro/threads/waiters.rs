@@ -294,7 +294,7 @@ pub(super) trait Source {
     fn holder(&self) -> Party {
         Party::NOBODY
     }
-    /// Why blocking the caller's thread might last forever, for the message of `cannot_wait`.
+    /// Why blocking the caller's thread might never end, for the message of `cannot_wait`.
     fn what(&self) -> &'static str;
 }
 
@@ -357,9 +357,10 @@ fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool
     Ok(true)
 }
 
-/// Takes `source`, waiting for it in spite of all interruptions. A coro gets the interruptions at its next wait. In a
-/// real thread, signal handlers may raise exceptions during the wait. The first of these exceptions is raised here once
-/// the thread has taken `source`.
+/// Takes `source`, waiting for it in spite of all interruptions. A coro gets the interruptions at its next waits. In a
+/// real thread, signal handlers may raise exceptions during the wait. The first of these is raised here when the wait
+/// is over. Usually the thread has taken `source` by then. If it has not, because `find_way` returned an error, this
+/// exception is raised instead of that error.
 pub(super) fn take_undisturbed(py: Python<'_>, source: &impl Source) -> PyResult<()> {
     let mut interruptions = Vec::new();
     let taken = take_and_collect(py, source, &mut interruptions);

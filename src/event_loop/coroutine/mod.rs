@@ -35,8 +35,9 @@ pub(crate) use attributes::make_type;
 pub(crate) use object::{Coroutine, Place, new_coroutine};
 pub(crate) use protocol::{raised, yield_waiter};
 
-/// The behaviour of one type of coroutine, and the fields that it adds to the object. New memory is zeroed, so zero
-/// bytes must be a valid value of the type that implements this trait.
+/// The behaviour of one type of coroutine. The struct that implements this trait has the fields that this type of
+/// coroutine adds to the object (`CoroutineObject::rest`). New memory is zeroed, so zero bytes must be a valid value of
+/// the struct.
 pub(crate) trait Steps: Sized + 'static {
     /// Fully qualified name of the type.
     const NAME: &'static CStr;

@@ -211,7 +211,8 @@ impl<S: Steps> NativeType for CoroutineObject<S> {
     const DEALLOC: ffi::destructor = dealloc::<S>;
 
     /// A coroutine that has ended refers only to its loop and to the tuples in `origin`, which hold only strings and
-    /// ints. The loop's deallocation checks the depth itself. So this coroutine's deallocation need not check it.
+    /// ints. The loop's deallocation itself checks how deep deallocations are nested (see `binding::deallocation`). So
+    /// this coroutine's deallocation need not check that.
     #[inline]
     fn is_empty(&self) -> bool {
         self.state.get() == CoroutineState::Closed && !self.waiter.is_set()

@@ -139,7 +139,8 @@ impl<'py> Handle<'py> {
         with_critical_section(self, || self.callback.get(self.py()))
     }
 
-    /// Drops the remaining callback and arguments of a handle that runs once.
+    /// Makes a handle that runs once drop its callback, arguments, context and loop, if it still has them. Does nothing
+    /// for a handle that runs repeatedly.
     pub(crate) fn forget_call(self) {
         if !self.has(flag::REPEATS) {
             with_critical_section(self, || self.drop_call());

@@ -54,7 +54,11 @@ const SLOTS: [(Slot, &CStr, &CStr); 9] = [
         c"_source_traceback",
         c"Where it was scheduled (debug mode).",
     ),
-    (Slot::Repr, c"_repr", c"The text for repr(), if it is fixed."),
+    (
+        Slot::Repr,
+        c"_repr",
+        c"The text that repr() shows; None if repr() describes the handle.",
+    ),
     (Slot::When, c"_when", c"The deadline in seconds of loop.time()."),
     (
         Slot::Scheduled,
@@ -241,7 +245,8 @@ pub(super) fn source_traceback(this: This<'_, HandleObject>) -> PyResult<Option<
     Ok(read(this, Slot::SourceTraceback)?.filter(|found| !found.is_none()))
 }
 
-/// The text that `repr` shows, if it is fixed.
+/// The text that `repr` shows instead of describing the handle: the `_repr` that the program has set, or the text of a
+/// handle that was cancelled in debug mode. None if there is no such text.
 pub(super) fn fixed_text(this: This<'_, HandleObject>) -> PyResult<Option<Bound<'_, PyAny>>> {
     Ok(read(this, Slot::Repr)?.filter(|found| !found.is_none()))
 }

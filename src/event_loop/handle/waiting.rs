@@ -34,7 +34,7 @@ impl Handle<'_> {
         is_begun
     }
 
-    /// Called after the callback has returned.
+    /// Called after the callback has ended and its exception, if any, was reported.
     #[inline]
     pub(super) fn end_run(self) {
         if self.has(flag::RUNNING) {

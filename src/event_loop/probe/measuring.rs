@@ -8,9 +8,11 @@
 //!   by another step                                     when that step ended
 //!   by an event or another thread                       when the last poll returned or the last step ended,
 //!                                                       whichever was later
-//!   by an event, for a native object to handle          when the last poll returned
 //!   as a timer                                          at its deadline
 //!   as a timer whose slack let the loop sleep longer    when that sleep ended
+//!
+//!   a step in which a native object handles an event,
+//!   without the ready queue                             when the last poll returned
 //! ```
 //! The entries of the ready queue have no time stamps. The queue is first in, first out, so a list of marks is enough.
 //! Each mark stands for one time and says up to which entry of the queue it applies.

@@ -6,8 +6,8 @@
 //! ```text
 //!   bit        set by                                    while it is set                                   code
 //!   DEBUG      loop.set_debug()                          the loop checks more, and logs slow steps         step
-//!   OBSERVED   the watchdog, if the latency warning is   the watchdog knows which step runs, and since     observer
-//!              on and the thread uses coros              when
+//!   OBSERVED   the latency warning, in threads that      the latency warning knows which step runs, and    observer
+//!              have coros or have set a limit            since when
 //!   MEASURED   measure_callbacks(),                      durations and delays of steps are counted, and    measuring
 //!              add_slow_listener()                       slow steps are reported
 //!   TIMED      set_cpu_accounting(), GRAPESHOT_DEBUG     a function gets the wall and CPU time of each     step
@@ -145,7 +145,7 @@ impl Probe {
         self.measuring.get().map(Box::as_ref)
     }
 
-    /// Called when all entries of the ready queue are removed without being run.
+    /// Forgets when the entries of the ready queue became ready. Called when all entries are removed without being run.
     pub(super) fn forget_marks(&self) {
         if let Some(measuring) = self.measured() {
             measuring.forget_marks();

@@ -1,8 +1,9 @@
 //! Keeps the observer, which is called before and after the loop runs something (`probe/step.rs`). The observer is the
-//! watchdog of the coro mode.
+//! latency warning of the coro mode.
 //!
-//! At the start of a run, a loop checks whether its thread is observed, and sets or clears `Mode::OBSERVED`. If the bit
-//! is clear, the observer costs nothing per step, because the loop tests all bits of `Mode::STEPS` at once.
+//! At the start of a run, a loop checks whether its thread is observed, and sets or clears `Mode::OBSERVED`. (The
+//! latency warning can also set or clear the bit during a run.) If the bit is clear, the observer costs nothing per
+//! step, because the loop tests all bits of `Mode::STEPS` at once.
 //!
 //! Everything except `install` belongs to the loop's thread. The observer is a table of functions, because its code
 //! lies in a layer above this one.

@@ -1,5 +1,5 @@
 //! Runs the loop's steps while the probe's mode has a bit of `Mode::STEPS`. Debug mode logs slow steps, with the same
-//! text as asyncio and on the same logger. The watchdog of coros (`observer`) is told when a step begins and ends.
+//! text as asyncio and on the same logger. The latency warning of coros (`observer`) is told when a step begins and ends.
 //! Measuring records how long steps take and wait. The program's step observer gets the wall and CPU time of each step.
 //!
 //! A bit may be set or cleared during a step. The end of a step does the work for the bits that were set when the step

@@ -40,10 +40,11 @@ const CORKED_LEN: usize = 64 * 1024;
 
 /// A larger write is not held: it is worth a system call of its own, and fills a TLS record.
 const HELD_WRITE_LEN: usize = 16 * 1024;
-/// A stream sends held data of more than this many bytes at once, while it is still in the processor's cache.
+/// A stream sends its held data as soon as there are more than this many bytes of it, while the data is still in the
+/// processor's cache.
 pub(crate) const HELD_STREAM_LEN: usize = 16 * 1024;
-/// TLS encrypts held plaintext of more than this many bytes at once. It may hold more than a stream, so that small
-/// writes fill records.
+/// TLS encrypts its held plaintext as soon as there are more than this many bytes of it. TLS may hold more than a
+/// stream, so that small writes fill records.
 pub(crate) const HELD_TLS_LEN: usize = 64 * 1024;
 /// If a transport that holds data writes again at least this long after the first transport was put on the list, it
 /// sends all of its data at once.

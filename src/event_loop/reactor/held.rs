@@ -72,7 +72,7 @@ impl Pause {
         }
     }
 
-    /// Restores the state from before the pause, unless this process was forked during the pause.
+    /// Restores the state from before the pause. Does nothing in a child that was forked during the pause.
     fn end(&self, held: &Held) {
         if FORKS.load(Ordering::Relaxed) == self.forks {
             held.thread.set(self.thread);

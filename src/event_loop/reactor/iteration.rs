@@ -392,7 +392,7 @@ fn report_panic(py: Python<'_>, event_loop: &LoopObject, payload: &(dyn Any + Se
 }
 
 /// `call_source` as a step that the probe watches. Not inlined, because that would enlarge the frame of `dispatch`,
-/// which greenlets copy.
+/// which greenlets copy when they switch in a loop that runs for gevent.
 #[cold]
 #[inline(never)]
 fn watch_source(py: Python<'_>, event_loop: &LoopObject, source: SourceRef, event: Event) -> PyResult<()> {

@@ -95,8 +95,9 @@ impl Timers {
         self.heap.borrow_mut().push(key, handle);
     }
 
-    /// Called when a scheduled timer was cancelled. Removes the timer at once if it is at the end of the heap.
-    /// Otherwise counts it, and removes all cancelled timers once there are enough of them (`MIN_SWEPT_TIMERS`).
+    /// Called when a scheduled timer was cancelled. Removes the timer at once if it is the last entry of one of the
+    /// heap's two parts (`TimerHeap::remove_last_if`). Otherwise counts it, and removes all cancelled timers once there
+    /// are enough of them (`MIN_SWEPT_TIMERS`).
     pub(crate) fn note_cancelled(&self, handle: Handle<'_>) {
         let last = self
             .heap

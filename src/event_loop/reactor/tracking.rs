@@ -12,8 +12,11 @@ use crate::event_loop::handle::{Handle, HandleRef};
 
 /// A reference to the newest handle that was made while the loop did not run.
 ///
-/// The collector tracks this handle. When the next handle takes its place here, the old one stays tracked only if the
-/// program has kept a reference to it. So the collector sees every cycle through a pending handle of an abandoned loop.
+/// The collector must track a handle only if the program keeps a reference to it: for a handle that only a queue holds,
+/// the loop reports the referents (see `handle`). Whether the program keeps a new handle is not known yet, because the
+/// handle's creator still holds a reference. Therefore the collector tracks the newest handle. When the next one takes
+/// its place here, the old one stays tracked only if the program has kept a reference to it. So the collector sees
+/// every cycle through a pending handle of an abandoned loop.
 pub(super) struct NewestHandle(Cell<Option<HandleRef>>);
 
 impl NewestHandle {

@@ -101,7 +101,8 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
         return Ok(());
     }
     let outgoing = &this.end.outgoing;
-    // Get the descriptor before reading `is_blocked`: the `fileno()` of an unusual pipe object may call `write`.
+    // Get the descriptor before reading `is_blocked`: `usable_fd` may call the `fileno()` of an unusual pipe object,
+    // which may call `write` and so set `is_blocked`.
     let fd = this.registration.usable_fd(this.py());
     if this.end.is_blocked.get() {
         outgoing.push(&data)?;

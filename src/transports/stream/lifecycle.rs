@@ -27,14 +27,15 @@ use crate::transports::ending::{closed_error, fatal_error, finish};
 use crate::transports::object;
 use crate::transports::protocol::{ProtocolCalls, Receiver, run_in};
 
-/// Sets up an accepted connection: makes the protocol and the transport and calls `connection_made`, all in `context`,
-/// which belongs to this connection alone. Err is only for exceptions that must leave the loop; every other fault is
-/// reported and closes only this connection.
+/// Sets up an accepted connection: makes the protocol and the transport and calls `connection_made`. The factory and
+/// `connection_made` run in `context`, which belongs to this connection alone. Err is only for exceptions that must
+/// leave the loop; every other fault is reported and closes only this connection.
 ///
 /// asyncio does this in a task and queues `connection_made`. The difference is visible only if the factory,
 /// `connection_made` or another thread queues something in the meantime. Two measures keep asyncio's behaviour in that
-/// case. First, work that was queued before `connection_made` runs before it. Second, until the queued work has run,
-/// there is a task whose cancellation closes the connection, as in asyncio.
+/// case. First, if something is queued while the protocol and the transport are made, `connection_made` is queued
+/// behind it. Second, until the queued work has run, there is a task whose cancellation closes the connection, as in
+/// asyncio.
 pub(in crate::transports) fn accept(
     event_loop: &Bound<'_, PyAny>,
     fd: OwnedFd,

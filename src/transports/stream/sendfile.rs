@@ -3,7 +3,7 @@
 //! again. Each call sends up to 1 MiB, or what the kernel's buffer takes, so the cost of the Python code is negligible.
 //!
 //! ```text
-//!   _start_sendfile(future) --> out-buffer empty? future done --> _send_file --> would block: _wait_writable(future)
+//!   _start_sendfile(future) --> out-buffer empty: future done --> _send_file --> would block: _wait_writable(future)
 //!                                                                     ^                           |
 //!                                                                     '------- writable ----------'
 //!   _end_sendfile() follows in any case; if the connection is lost, the wait ends with ConnectionError

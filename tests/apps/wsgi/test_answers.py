@@ -175,7 +175,7 @@ def test_strings_of_other_classes_are_checked(field: tuple[str, str]) -> None:
 
 
 def logged(environ_of: dict[str, Any], request: bytes) -> str:
-    """Return the log line of a request whose environ was changed by middleware, as behind a proxy."""
+    """Return the log line of a request. The application changes the environ, as middleware does behind a proxy."""
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         environ.update(environ_of)

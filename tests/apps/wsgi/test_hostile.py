@@ -221,7 +221,7 @@ def test_a_slow_chunk_extension_or_trailer_does_not_extend_the_time_limit(start:
 
 
 def test_one_byte_lines_of_a_long_body() -> None:
-    """`readline` searches for the end of a line only as far as it may read."""
+    """`readline(size)` searches for the end of a line only in the next `size` bytes, not in the whole body."""
     body = b"a" * 60_000
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -277,7 +277,10 @@ def test_an_application_that_returns_while_somebody_still_reads() -> None:
 
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_a_graceful_end_is_an_end_of_the_stream(is_tls: bool, certificates: Certificates) -> None:
-    """The application may send a last message, but not over TLS, where nothing may follow the end of the stream."""
+    """The application reads the end of the stream. After that, it may send a last message, but not over TLS.
+
+    OpenSSL treats the end of a stream without close_notify as an error, and cannot send anything after that.
+    """
     ended = threading.Event()
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

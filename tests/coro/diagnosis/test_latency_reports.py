@@ -202,7 +202,8 @@ def test_a_run_that_keeps_the_gil_is_judged_at_its_end(records):
     def work(is_in_the_way):
         other = coro.spawn(coro.yield_slice) if is_in_the_way else None
         sum(range(3_000_000))  # keeps the GIL
-        coro.sleep_relative(0.2)  # long enough not to be due at once, even on a slow machine
+        # The run ends here and is judged. The timer of a shorter sleep might be due then, and would count as delayed.
+        coro.sleep_relative(0.2)
         if other is not None:
             other.join()
 
@@ -239,7 +240,7 @@ def test_callbacks_of_a_loop_without_coros(records):
                 assert time.monotonic() < end
         else:
             spin()
-        loop.call_later(0.2, loop.stop)  # late enough not to be due at once
+        loop.call_later(0.2, loop.stop)  # an earlier timer might be due when `step` ends, and would count as delayed
 
     texts = []
     loop = grapeshot.new_event_loop()
@@ -324,7 +325,7 @@ end = time.monotonic() + 30
 while not Handler.has_one and time.monotonic() < end:
     pass
 """
-# Starts a thread that wakes after 1 ms. If the main thread keeps busy for longer, it delays that thread.
+# Starts a thread that wakes after 1 ms. In these programs it is a coro, so the main thread delays it by keeping busy.
 BEFORE = "import threading, time; threading.Thread(target=time.sleep, args=(0.001,)).start()"
 
 

@@ -308,7 +308,7 @@ print("checked")
 
 def test_a_python_profile_function_gets_no_switch_events():
     """Only native profile functions such as memray's get events for switches between coros. A function that was set
-    with `sys.setprofile` is not native: CPython keeps a Python object for it.
+    with `sys.setprofile` gets none. grapeshot recognizes it by the Python object that CPython keeps for it.
     """
     from grapeshot import coro
 

@@ -1,7 +1,8 @@
 """Coros in tools that run in another process: `asyncio ps` and `pstree`, the sampling profiler, `sys.remote_exec`.
 
-The first three read the memory of the process; `sys.remote_exec` makes the process run a file. The profiler discards a
-chain of frames that does not end at the thread's base frame.
+`ps`, `pstree` and the profiler read the memory of the process that has the coros; `sys.remote_exec` makes that process
+run a file. The profiler discards a chain of frames that does not end at the thread's base frame, so the chains of coros
+must end there, too.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ def test_wrong_arguments_raise_the_errors_of_cpython_at_once(world, name):
         near, far = world.tcp_pair()
         with near, far, socket.socket() as plain:
             for arguments in WRONG[name]:
-                # Empty the receive buffer of `near` with a short read, so that `near` remembers that no data is left.
-                # Fill its send buffer.
+                # After the next three lines, any call on `near` with right arguments has to wait: the short read has
+                # emptied the receive buffer (in a coro, `near` remembers that), and `fill` has filled the send buffer.
                 far.sendall(b"x")
                 assert near.recv(100) == b"x"
                 fill(near)
@@ -198,7 +198,8 @@ def test_an_iterator_that_raises(world):
         near, far = world.pair()
         with near, far:
             for call in (near.sendmsg, near.recvmsg_into):
-                # CPython 3.14 instead raises a TypeError whose text says that the iterator is not iterable.
+                # Instead of the LookupError, plain sockets of CPython 3.14 raise a TypeError whose text says that the
+                # iterator is not iterable.
                 with pytest.raises((LookupError, TypeError) if world.kind == "plain" else LookupError):
                     call(items())
 

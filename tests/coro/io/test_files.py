@@ -568,7 +568,7 @@ def test_sources(tmp_path):
         with open(path, "rb") as file, open(path, "rb", buffering=0) as raw:
             assert list(coro.read_stream(file)) == [b"line\n", b"rest"]
             assert list(coro.read_stream(raw)) == [b"line\n", b"rest"]
-            # The streams have not moved the position of `raw`.
+            # Reading through the stream has not moved the position of `raw`.
             assert raw.read(4) == b"line"
             with coro.file_sock(raw, closefd=False) as source:
                 assert coro.read_stream(source).read_until(b"\n") == b"\n"

@@ -84,7 +84,7 @@ def use_up_by_a_writer(near, far):
         writer = coro.spawn(near.sendall, b"z")
         if not let_run(writer):
             break
-    # Data and room to send arrive together.
+    # The loop does not run while data arrives and room to send becomes free, so one event reports both.
     far.send(b"hello")
     with pytest.raises(BlockingIOError):
         while True:
@@ -149,7 +149,8 @@ def test_a_descriptor_that_was_closed_behind_the_back_of_the_object():
             check(near)
         return near
 
-    # Check again while no coro runs. The wait must refuse the number -1, because `poll` ignores negative numbers.
+    # Check again while no coro runs. A thread waits with `poll`, which ignores negative descriptors. So `_wait` itself
+    # must refuse -1, the descriptor of a closed socket.
     check(coro.run(main))
 
 

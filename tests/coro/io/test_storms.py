@@ -190,7 +190,7 @@ class Place:
 
     def close_behind(self, near, far, mark, reader):
         """Close the descriptor with `os.close`, and give its number to another file at once. The reader's wait ends
-        when a wait for the other file begins.
+        when this method waits for the other file.
         """
         number = near.fileno()
         mine, another = socket.socketpair()

@@ -241,7 +241,7 @@ def test_an_interrupted_recv_exact_keeps_the_data():
             assert buffer == b"01"
             near.sendall(b"456789")
             assert far.recv_exact(8) == b"23456789"
-            # All kept data has been read, so after a short read the next read waits for an event, as usual.
+            # All kept data has been read. So when the socket is empty, the next read waits for new data, as usual.
             near.sendall(b"a")
             assert far.recv(10) == b"a"
             late = coro.spawn(far.recv, 10)

@@ -136,7 +136,7 @@ def test_a_child_that_somebody_else_has_waited_for():
             waiting = coro.spawn(coro.waitpid, child.pid)
             until_waiting(waiting)
             child.end()
-            # Block the thread, so that the child ends before the coro runs.
+            # `os.waitpid` blocks the thread until it has fetched the status, so the coro cannot fetch the status first.
             assert os.waitpid(child.pid, 0) == (child.pid, 0)
             with pytest.raises(ChildProcessError):
                 waiting.join()

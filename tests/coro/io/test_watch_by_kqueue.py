@@ -254,7 +254,10 @@ def leave():
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_descriptors_run_out_at_the_start(folder, leave, count):
-    """The descriptors run out when the kqueue, the directory, its listing or the second file is opened."""
+    """The descriptors run out at the kqueue (0 are left), the directory (1), its listing (2) or the second file (3).
+
+    The listing is closed before the files are opened.
+    """
     for name in ("a", "b"):
         (folder / name).touch()
 
@@ -294,7 +297,8 @@ def test_the_end_of_a_directory(folder):
     def main():
         for notes, kind in ((vnode_events.KQ_NOTE_REVOKE, "deleted"), (vnode_events.KQ_NOTE_RENAME, "moved")):
             with coro.watch_file(folder) as events:
-                # REVOKE also comes when the file system is unmounted by force.
+                # `vnode_events` never reports REVOKE, so the notes are passed directly. A real kqueue reports REVOKE,
+                # for example, when the file system is unmounted by force.
                 events._watch._take({events._watch._root: notes})
                 assert told(events) == [(kind, "folder", None), None]
 

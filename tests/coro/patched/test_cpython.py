@@ -69,7 +69,7 @@ EXCEPTIONS: dict[str, dict[str, LeftOut]] = {
         "InterruptMainTests.test_can_interrupt_tight_loops": PREEMPTION,
         # The next three exist up to 3.12, where threading has no thread handles.
         "ThreadTests.test_disallow_instantiation": LeftOut(
-            "the lock's type can be called in every version, as in CPython from 3.13 on"
+            "the type of grapeshot's lock can be called in every version; the type of CPython's lock from 3.13 on"
         ),
         "ThreadTests.test_shutdown_locks": LeftOut(
             "the program's first coro, and not threading, waits at the exit for threads that are coros", is_run=False
@@ -141,8 +141,8 @@ QUICK = {
 WITHOUT = {"test_concurrent_futures": "Process", "test_socket": "ThreadedVSOCK"}
 
 
-# module -> its outcome when it runs plain. A module may run patched several times (with and without executors as coros,
-# see `MODULES`, and in both modes of eviction), but need not run plain again each time.
+# module -> its outcome when it runs plain. A module may run patched several times: with and without executors as coros
+# (see `MODULES`), and once for each value of TEST_EVICTION (conftest.py). It need not run plain again each time.
 plain_outcomes: dict[str, dict[str, Any]] = {}
 
 

@@ -143,7 +143,8 @@ def main():
 
 coro.run(main)
 """
-    # The tasks are main, the task that waits for main, and the thread that asks.
+    # The first 3 counts the tasks: main, the task that waits for main, and the thread that asks. The second 3 counts
+    # the coros: main, the daemon, and the thread that asks.
     assert run_script(None, HEAD + run) == "['asks']\n3 3\nanswer 2\n"
 
 

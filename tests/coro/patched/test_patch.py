@@ -117,7 +117,10 @@ def test_late_patching_leaves_a_lock_alone_that_two_modules_share():
 
 
 def test_late_patching_repairs_the_program_itself_once():
-    """multiprocessing puts ``__main__`` into ``sys.modules`` under a second name. The warning names the module once."""
+    """``coro.patch()`` imports multiprocessing, which puts ``__main__`` into ``sys.modules`` under a second name.
+
+    The warning names the module once.
+    """
     assert run(
         """
         import threading, warnings

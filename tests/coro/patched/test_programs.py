@@ -454,6 +454,7 @@ TLS = """
             with trusting.wrap_socket(plain, server_hostname="localhost") as connection:
                 data = bytes([number]) * 300000
                 # CPython's own SSLSocket sometimes raises BlockingIOError if one thread reads while another one writes.
+                # So without patching, the data is sent in small pieces, and each is read back only after it was sent.
                 step = len(data) if "grapeshot.coro" in sys.modules else 1 << 14
                 got = b""
                 for start in range(0, len(data), step):

@@ -14,8 +14,9 @@ from tests.coro.patched.same_output import check_same_output
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-# The writing thread writes a byte, and waits until the parent or the child has received it. With patching, this thread
-# is a coro. So if the child takes a byte, and the parent's read then blocks the loop, no further byte is written.
+# The parent and the child read from the same descriptor. The writing thread writes a byte, and waits until one of them
+# has received it. With patching, the writing thread is a coro. The child may take a byte just before the parent reads.
+# If the parent's read then blocked the loop, no further byte would be written, and the script would hang.
 TWO_READERS = """
 import os, pty, socket, subprocess, sys, threading, tty
 
@@ -203,7 +204,7 @@ SCRIPTS = {
             print(file.read())
         print(child.wait())
         near.close()
-        # The parent still uses this socket, in blocking mode.
+        # The parent goes on using `far`, which this child inherits. With patching, Popen puts `far` into blocking mode.
         near, far = socket.socketpair()
         child = subprocess.Popen([sys.executable, "-c", CODE], stdin=far.fileno(), stdout=subprocess.PIPE)
         near.sendall(b"a line\\n")
@@ -294,14 +295,16 @@ def interrupted(master, slave):
     os.write(slave, b"of the first")
     while not _at_once._pending_reads and not reader.done():
         coro.sleep_relative(0)
-    reader.shutdown()
-    coro.sleep_relative(0.01)
+    if not reader.done():
+        reader.shutdown()
+        coro.sleep_relative(0.01)
     assert reader.done()
     return bool(_at_once._pending_reads)
 
 def main():
     ends = terminal()
-    # The thread that reads for the coro may finish before the interruption.
+    # A real thread reads from the terminal for the coro. If this thread finishes before the coro waits for it, the coro
+    # gets the data, and no read stays pending.
     while not interrupted(*ends):
         pass
     print(os.read(ends[0], 8), os.read(ends[0], 8))

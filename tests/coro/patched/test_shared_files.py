@@ -350,7 +350,7 @@ BODIES = {
         assert file.readline() == b"e two\\n"
         assert next(file) == b"three\\n"
         interrupted(file.readline)
-        # Each thread waits until the one before it has finished. All of them are interrupted.
+        # One thread waits for data, and the others for the file's lock. Each wait is interrupted after its time limit.
         def read():
             interrupted(file.readline)
         threads = [threading.Thread(target=read) for _ in range(3)]

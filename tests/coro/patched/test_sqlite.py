@@ -176,8 +176,8 @@ SCRIPTS = {
         print(connection.execute("pragma busy_timeout").fetchall())
         setup.execute("begin immediate")
         fails(connection.execute, "insert into t values (2, 1)")
-        # This transaction has read rows, so the writer cannot commit until this transaction ends. If the insert waited
-        # for the writer, neither would ever end. So the insert fails without a wait.
+        # The transaction that begins below reads rows, so the writer (`setup`) cannot commit until this transaction has
+        # ended. If the insert waited for the writer, neither would ever end. So the insert fails at once.
         connection.execute("pragma busy_timeout = 30000")
         connection.rollback()
         connection.execute("begin")

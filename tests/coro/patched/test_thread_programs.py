@@ -64,7 +64,8 @@ SCRIPTS = {
             thread.start()
             ready.wait()
             go.set()
-            # From here on no thread waits, so the other thread runs only if polling lets it run.
+            # In the loop below, the main thread does not wait. With patching, the other thread is a coro, so it runs
+            # only if polling lets it run.
             end = time.monotonic() + 10
             while not (is_there := poll()) and time.monotonic() < end:
                 pass

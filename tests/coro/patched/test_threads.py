@@ -197,8 +197,8 @@ def test_where_no_coro_runs_everything_is_as_before():
 
 
 def test_task_starts_a_thread():
-    """The thread is a coro of the task's loop. A task cannot wait for such a coro, so `start` does not wait until the
-    thread runs, and `join` raises an error.
+    """The thread is a coro of the task's loop, so it cannot run before the task awaits something. Therefore `start`
+    does not wait until the thread runs, and `join` raises an error.
     """
     assert run(
         """

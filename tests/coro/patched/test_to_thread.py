@@ -465,13 +465,19 @@ grapeshot.run(main())
 
 
 def test_django_settings_may_be_imported_first():
-    """`django.conf.settings` is a lazy object: reading its attributes fails before the settings are configured."""
+    """`patch()` looks at the script's global name `settings`, but does not read attributes of the object.
+
+    `django.conf.settings` is a lazy object: reading its attributes fails before the settings are configured.
+    """
     pytest.importorskip("django")
     run_script(None, "from django.conf import settings\nfrom grapeshot import coro\ncoro.patch()")
 
 
 def test_anyio_is_patched_behind_another_finder():
-    """pytest puts a finder of its own before all others. That finder loads anyio, because anyio has a pytest plugin."""
+    """A finder that stands before grapeshot's finder loads anyio's modules.
+
+    pytest has such a finder: it stands before all others, and loads anyio because anyio has a pytest plugin.
+    """
     pytest.importorskip("anyio")
     check(
         """

@@ -4,8 +4,8 @@
     GRAPESHOT_CORO_EVICT=always python tests/coro/soak/run.py --steps 2000
 
 Coros yield, sleep, recurse, raise, sort, lock, send, await, time out and make garbage. Meanwhile the program
-interrupts coros, makes evictions (which copy the stacks of suspended coros) fail for lack of memory, runs the
-collector, and reads the frames of suspended coros and of other threads. It checks invariants all the time. If one is
+interrupts coros, lets copies of suspended stacks fail for lack of memory, runs the collector, and reads the frames of
+suspended coros and of other threads. It checks invariants all the time. If one is
 violated, it prints the first violations (at most three) and exits with status 1. The actions are called scenes;
 scenes.py and meetings.py hold them.
 """
@@ -67,9 +67,9 @@ class Soak:
 def actor(world: World, own: int) -> None:
     """Run a few scenes one after the other. The coro ends normally or with an injected exception.
 
-    ``own`` is the number of the coro's family. `loop_main` also puts the number into the coro's context. If this
-    function did that, it would be too late: a finalizer may yield before the function's first line, and during that
-    yield `kill_some` may kill the coro and read the number.
+    ``own`` is the number of the coro's family: of this coro and of the coros that it starts. `loop_main` also puts the
+    number into the coro's context. If this function did that, it would be too late: a finalizer may yield before the
+    function's first line, and during that yield `kill_some` may kill the coro and read the number.
     """
     world.begun += 1
     generator = world.generator

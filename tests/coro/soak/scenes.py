@@ -220,9 +220,10 @@ class Collected:
             self.log.append("refused")
         except INJECTED:
             self.log.append("injected")
-            # The collector may call this finalizer at any point, for example while the coro waits for a killed one, or
-            # after a timeout has expired. So the exception does not prove that this coro was killed. Because the
-            # exception cannot leave a finalizer, cancel the coro instead, and count its family as killed.
+            # The collector may call this finalizer at any point. The exception was meant for the code there: the coro
+            # was killed, or a timeout of that code has expired, for example. Because the exception cannot leave a
+            # finalizer, cancel the coro instead. `actor` accepts that only from a coro of a killed family, so count the
+            # family as killed.
             WORLD.get().killed.add(FAMILY.get())
             coro.current().cancel()
         else:

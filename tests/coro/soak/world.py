@@ -87,7 +87,8 @@ class World:
         if isinstance(exc, INJECTED):
             return  # from a killed coro that nobody waits for
         if self.is_closing and ("asyncgen" in context or "destroyed" in context["message"]):
-            # asyncio closes asynchronous generators and cancels tasks before the remaining coros are ended.
+            # asyncio closes asynchronous generators and cancels tasks before the remaining coros are ended. So these
+            # coros may still use generators that are being closed, and may leave tasks that have not ended.
             return
         text = "".join(traceback.format_exception(exc)) if exc else ""
         self.soak.fail(f"reported: {context}\n{text}")

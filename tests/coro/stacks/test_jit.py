@@ -57,13 +57,16 @@ def test_code_that_becomes_invalid_stays_while_a_coro_is_inside(evict, monkeypat
             sys.monitoring.use_tool_id(tool, "test")
             sys.monitoring.set_events(tool, sys.monitoring.events.RAISE)
             gc.collect()
-            clear_executor_deletion_list()  # the interpreter does this after a collection
+            # Free the invalid executors that are not in use. The interpreter does so after a collection that it starts
+            # itself, but not after `gc.collect()`.
+            clear_executor_deletion_list()
             sys.monitoring.free_tool_id(tool)
 
         def main():
             states, coros = [], []
             for _ in range(20):
-                # The compiler records only one coro at a time, so the coros' loops are compiled one after the other.
+                # Before the compiler compiles a loop, it records what the loop executes. In a thread, it records only
+                # one loop at a time. So the coros' loops are compiled one after the other.
                 states.append({"goes_on": True, "rounds_inside": 0})
                 coros.append(coro.spawn(make(), states[-1]))
                 for _ in range(100_000):

@@ -262,7 +262,8 @@ AT_THE_LIMIT = """
         assert spawn_up_to(10, threads, fifo) is None
         coro.yield_slice()
         # grapeshot makes no stacks if fewer than LIMIT // 32 mappings would be left. The filler leaves that number of
-        # mappings, and 4,000 more if each guard is a mapping. Guards that are marks take few mappings.
+        # mappings, and 4,000 more if each guard is a mapping. A guard that is a mark in the page tables takes no
+        # mapping of its own.
         room = 0 if GUARDS == "marks" else 4000
         filler = Filler(LIMIT - mappings() - LIMIT // 32 - room)
         text = spawn_up_to(10_000, threads, fifo)

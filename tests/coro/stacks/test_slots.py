@@ -184,14 +184,14 @@ def script(body: str) -> str:
 
 
 def test_without_memory_for_more_slots_coros_share_one(monkeypatch):
-    # With a single arena, malloc reserves no address space for a heap of the watchdog thread.
+    # With a single malloc arena for all threads, no address space is reserved for the watchdog thread alone.
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     body = """
     def main():
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
         limits = resource.getrlimit(resource.RLIMIT_AS)
-        # The address space is too small for another arena of slots, but large enough for small objects.
+        # The address space is too small for another mapping with slots, but large enough for small objects.
         resource.setrlimit(resource.RLIMIT_AS, (used + 24 * 2**20, limits[1]))
         threads = waiting(20)
         without = sharing(threads)

@@ -331,9 +331,8 @@ def test_finalizers_of_the_collector_cannot_yield_on_a_shared_stack(leave, stack
 
 @needs_coros
 def test_a_native_profile_function_that_collects():
-    """A native profile function cannot wait, even after gc.collect(), while grapeshot tells it about a coro's frames.
-
-    Grapeshot makes these calls on the thread's own stack. When the interpreter calls the function, it can wait.
+    """At a switch between coros, grapeshot calls native profile functions on the thread's own stack. In these calls a
+    function cannot wait, and a collection that it runs must not change that. In the interpreter's calls it can wait.
     """
     out = run_script(
         None,

@@ -315,8 +315,8 @@ def test_an_unsent_value_whose_finalizer_waits():
 
 @in_coro
 def test_a_value_that_an_interrupted_wait_has_left_may_wait_in_its_finalizer():
-    """A waiting coro gets a value, but is interrupted before it runs. Its next wait frees the value, and after that
-    checks once more whether the coro has to wait.
+    """A waiting coro gets a value, but is interrupted before it runs. Its next wait, `acquire`, frees the value. The
+    value's finalizer releases the semaphore, so `acquire` must then check again whether the coro has to wait.
     """
     semaphore = coro.semaphore(0)
     condition = coro.condition_variable()

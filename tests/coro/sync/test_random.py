@@ -477,7 +477,8 @@ class Channel(Bench):
         # senders of these values have continued.
         left = self.channel.balance - senders + receivers
         surely = len(self.accepted.difference(self.received))
-        # If a sender is interrupted after its value was taken but before it runs, its number stays in `withdrawn`.
+        # `withdrawn` has the numbers of all senders that wait or were interrupted. The value of an interrupted sender
+        # may have been taken before.
         perhaps = len(self.withdrawn.difference(self.received)) - senders
         assert surely <= left <= surely + perhaps
         assert not (receivers and (senders or left)), "a coro waits without need"
@@ -516,7 +517,8 @@ class Condition(Bench):
         assert len(self.condition) == len(self.waiting())
         assert self.returned <= self.given
         if self.returned < self.given:
-            # Wake-ups may be lost only if all coros that waited before this step have stopped waiting.
+            # If a woken coro is interrupted before it runs, it passes the wake-up on to the next coro that waited
+            # before this step. So a wake-up is lost only if there is none.
             assert not [worker for worker in self.waiting() if worker.since <= self.began]
 
 

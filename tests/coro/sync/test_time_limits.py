@@ -67,7 +67,7 @@ def test_a_wait_ends_when_its_time_is_over(what, limit):
                 assert ("0.001 seconds" in str(caught.value)) == (limit == {"timeout": 0.001})
             else:
                 assert wait(*args, **limit) == late
-        # The queue of the primitive is empty, and its state is unchanged.
+        # The coro has left the primitive's queue of waiting coros, and the primitive's state is unchanged.
         assert repr(one) == before
 
     coro.run(main)

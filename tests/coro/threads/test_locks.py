@@ -469,8 +469,9 @@ print(lock._is_owned())
 
 
 def test_a_signal_ends_a_deadlock_in_acquire_restore():
-    """The real thread that holds the lock passes it to a coro, which cannot run while a callback of its thread waits.
-    At the signal, the callback learns of that. It gets the exception of the signal handler, not the deadlock's error.
+    """The real thread that holds the lock passes it to a coro. The coro cannot run, because a callback of the coro's
+    thread is waiting for the same lock. When the signal handler raises its exception, `_acquire_restore` checks again
+    who holds the lock, and finds the deadlock. It then raises the handler's exception, not the deadlock's error.
     """
     output = run_script(
         None,

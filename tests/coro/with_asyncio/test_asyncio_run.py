@@ -192,7 +192,7 @@ def test_exits_in_tasks_and_callbacks_come_out_of_run(run, kind):
         raise kind(7)
 
     def handler(loop, context):
-        # Ignore other reports: a task of an earlier run may be collected now.
+        # Ignore other reports: if a task of an earlier run is collected now, asyncio may report that task's exception.
         if isinstance(context["exception"], ZeroDivisionError):
             callback()
 

@@ -551,7 +551,7 @@ def test_jobs_after_keyboard_interrupt(kind):
 
 @kinds
 def test_jobs_of_an_own_executor_are_awaited(kind):
-    """For coros, the runner waits for the jobs before it closes the loop. For threads, `shutdown()` waits for them."""
+    """For coros, `grapeshot.run()` waits for the jobs before it closes the loop. For threads, `shutdown()` does."""
     ended = []
 
     async def main():

@@ -36,7 +36,9 @@ def receive(sock, length):
 
 
 def outcome(name, samples, bound=None, **others):
-    """Return the digested row of a case. Each run in `samples` is a whole sample, or only the number `cpu_ns`."""
+    """Return the row that `digest.row` makes of a case. `samples` has the runs of each loop. A run is a dict, or only
+    its value of `cpu_ns`.
+    """
     row = {"name": name, "group": "Calls", "title": f"title of {name}", "metric": "cpu_ns", "unit": "ns"}
     row |= {"bounds": [] if bound is None else [vars(Bound(bound))], "failures": {}, "unsupported": {}}
     row |= {"peers": [loop for loop in samples if loop not in ("grapeshot", "raw")], "revision": "r1"}

@@ -1,4 +1,4 @@
-"""The harness that compares blocking-style servers: they answer in every installed style."""
+"""The harness that compares blocking-style servers: the servers of all installed libraries answer."""
 
 from __future__ import annotations
 

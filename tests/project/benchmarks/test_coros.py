@@ -1,5 +1,5 @@
-"""The harness that compares coros: its programs run in every installed style, and its tables name the other
-libraries.
+"""The harness that compares coros with other libraries. Its programs run on grapeshot, and on greenlet and gevent if
+these are installed. Its tables name the libraries.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ ASYNCIO_HAS = {"all_errors": (3, 12), "close_clients": (3, 13), "keep_alive": (3
 
 
 # Each probe runs in a fork of a process that has imported everything, which is ten times faster than a new interpreter.
-# After its probe, a fork ends like any other interpreter.
+# After its probe, the fork leaves the `for` loop, and its interpreter exits in the normal way.
 FORKING = """
 import os, signal, sys
 from pathlib import Path

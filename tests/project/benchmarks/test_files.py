@@ -29,7 +29,7 @@ SMALL = {"files": 20, "mib": 1, "lines": 50}
 def test_a_library_does_the_work(kind, library, tmp_path, monkeypatch):
     if library.startswith("aiofiles") and importlib.util.find_spec("aiofiles") is None:
         pytest.skip("aiofiles is not installed")
-    # `choose` sets this variable. After the test, it must be as it was before.
+    # `libraries.choose` sets this variable directly. These calls of monkeypatch restore it after the test.
     monkeypatch.delenv("GRAPESHOT_FILE_THREADS", raising=False)
     if library == libraries.THREADS:
         monkeypatch.setenv("GRAPESHOT_FILE_THREADS", "")

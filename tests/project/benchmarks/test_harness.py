@@ -166,7 +166,7 @@ BIMODAL = [(30.53, 57.26), (36.56, 39.98), (75.29, 90.35), (70.23, 75.14), (76.3
         # Four of five ratios are below 1, and so is the interval. But grapeshot's median, 70.2, is above uvloop's,
         # 57.3.
         (BIMODAL * 3, "equal"),
-        # Pairs in which the peer's number is below zero count for the peer.
+        # If the peer's number is below zero, the pair counts in the peer's favour.
         ([(1.0, 2.0)] * 10 + [(1.0, -0.1)] * 5, "equal"),
     ],
 )
@@ -198,8 +198,8 @@ def test_the_intervals_agree_with_resampling(count):
     found, draw = intervals.interval(numbers), random.Random(1)
     drawn = [statistics.median_low(draw.choices(numbers, k=count)) for _ in range(20_000)]
     below, within = (sum(median < found.low for median in drawn), sum(median <= found.low for median in drawn))
-    # Less than 2.5 % of all medians are below the lower limit, and at least 2.5 % are at or below it. 0.0022 is two
-    # standard errors of the drawn share.
+    # Of the medians of all possible samples, less than 2.5 % are below the lower limit, and at least 2.5 % are at or
+    # below it. The test sees only 20,000 of the samples, so it allows for two standard errors of the share, 0.0022.
     assert below / 20_000 < 0.025 + 0.0022
     assert within / 20_000 > 0.025 - 0.0022
     mirrored = intervals.interval([1 / number for number in numbers])

@@ -1,4 +1,5 @@
-//! `libc`, and the declarations of libkqueue's `<sys/event.h>` that the core uses.
+//! The crate that `.ci/kqueue` puts in the place of `libc`. It has everything from the real `libc` (here `system`), and
+//! the declarations of libkqueue's `<sys/event.h>` that the core uses.
 
 #![allow(non_camel_case_types, clippy::missing_safety_doc, missing_docs)]
 

@@ -113,4 +113,4 @@ async def test_a_raw_file_that_was_taken_out_of_its_buffer_lives_on(loop, report
         ends.close_other()
         await until(lambda: protocol.is_lost)
         ends.file = raw
-    assert reported.messages == ["Exception in callback pipe.close()"]  # close() raises after detach()
+    assert reported.messages == ["Exception in callback pipe.close()"]  # after detach(), the buffer's close() raises

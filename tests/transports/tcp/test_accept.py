@@ -1,4 +1,4 @@
-"""Accepting connections: callbacks before `connection_made`, and the cancellation of all tasks during an accept."""
+"""Accepting connections: callbacks that the factory schedules, and the cancellation of all tasks during an accept."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_everything_is_cancelled_while_a_connection_is_accepted(new_loop, count,
 @UVLOOP
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_another_thread_stops_the_loop_while_a_protocol_is_made(new_loop, is_gone):
-    """The stop is queued while the factory runs, so it comes before connection_made and before the protocol's task."""
+    """`cancel_all` is queued while the factory runs. It runs before connection_made() makes the protocol's task."""
     loop = new_loop()
     Served.made = []
     asked, queued = threading.Event(), threading.Event()
@@ -184,7 +184,7 @@ def test_another_thread_stops_the_loop_while_a_protocol_is_made(new_loop, is_gon
 
 @UVLOOP
 def test_another_thread_stops_the_loop_while_a_connection_is_made(new_loop):
-    """The stop is queued before the first step of the protocol's task, which therefore never runs."""
+    """`cancel_all` is queued before the first step of the protocol's task. It cancels the task, which never begins."""
     loop = new_loop()
     Served.made = []
     asked, queued = threading.Event(), threading.Event()

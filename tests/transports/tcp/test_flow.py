@@ -67,7 +67,7 @@ async def fill(transport, peer):
     return size
 
 
-@pytest.mark.skip_on(uvloop="data of one system call counts as buffered until all of it is sent")
+@pytest.mark.skip_on(uvloop="data that a system call has sent in part counts as buffered until all of it is sent")
 async def test_exact_thresholds(loop):
     transport, protocol, peer = await connected(loop, small=True)
     with peer:

@@ -1,7 +1,9 @@
 """The loop holds the small writes of a step (one callback, or one run of a task or coro) and sends them together.
 
-It sends them when the step ends. In a batch (the callbacks, tasks and coros that are ready in one iteration), it may
-hold them until the batch ends. Calls that would reveal held data send it first.
+The callbacks, tasks and coros that are ready in one iteration form a batch. The loop sends the held writes of a batch
+after the last step, or after an earlier one if much data is held or has been held for long. It sends the held writes
+of any other step (such as a `data_received` that writes to another connection) when that step ends. Calls that would
+reveal held data send it first.
 """
 
 from __future__ import annotations
@@ -250,7 +252,7 @@ async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, 
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         if look is LOOKS["socket"]:
-            look(transport)  # makes the socket object; the call below gets the same object
+            look(transport)  # makes the socket object: the call below only returns it, and must still send
         transport.write(b"held, ")
         transport.write(b"both")
         assert peer.is_silent() == (loop_kind == "grapeshot")

@@ -1,4 +1,4 @@
-"""The `socket.socket` that a transport creates on demand: which object owns the descriptor, even after an interrupt."""
+"""A transport creates its `socket.socket` on demand. Each descriptor is closed only once, even after an interrupt."""
 
 from __future__ import annotations
 

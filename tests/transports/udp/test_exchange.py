@@ -64,7 +64,7 @@ async def test_empty_datagrams_are_sent_as_by_this_version_of_asyncio(loop, is_c
 
 
 async def test_order_is_kept_over_many(loop):
-    """The datagrams of two senders are interleaved, and fill more than one batch."""
+    """The datagrams of two senders are interleaved, and too many for one batch (what one system call receives)."""
     _, server, address = await endpoint(loop, EchoDatagrams)
     with raw_socket() as left, raw_socket() as right:
         sent = []

@@ -187,7 +187,7 @@ async def test_pending_datagrams_are_counted_and_sent_in_order(loop, tmp_path, m
         assert transport.get_write_buffer_size() == 21 * (6 + HEADER_LEN)
         assert protocol.events == ["made"]
         assert await received_by(peer, count + 20) == [b"%06d" % number for number in range(count + 20)]
-        if sys.version_info[:2] != (3, 13):  # 3.13's asyncio never subtracts the headers that it has counted
+        if sys.version_info[:2] != (3, 13):  # 3.13's asyncio adds HEADER_LEN for a datagram, but never subtracts it
             await until(lambda: transport.get_write_buffer_size() == 0)
         transport.sendto(b"direct")  # nothing is pending any more, so it is sent at once
         assert peer.recv(100) == b"direct"
@@ -331,7 +331,7 @@ async def test_faults_of_flow_control_are_reported(loop, reported, tmp_path, mon
 
 @no_unix
 async def test_pending_datagrams_of_an_unconnected_endpoint(loop, tmp_path, monkeypatch):
-    """Pending datagrams keep their addresses, even addresses that only the socket module understands."""
+    """Pending datagrams keep their addresses, even addresses that the native code leaves to the socket module."""
     monkeypatch.chdir(tmp_path)
     with raw_socket(socket.AF_UNIX, "peer") as peer:
         transport, protocol, _ = await endpoint(loop, local_addr="own", family=socket.AF_UNIX)

@@ -30,7 +30,8 @@ fn announce(address: &Target, openssl: Option<&str>) -> io::Result<()> {
 /// Serves until stdin is closed.
 ///
 /// # Errors
-/// If the listening socket, the certificate or the poller fails. A connection that fails is closed instead.
+/// If the listening socket, the certificate or the poller fails. A connection that fails after it was set up is closed
+/// instead.
 pub(crate) fn run(address: &Target, kind: &Kind<'_>) -> anyhow::Result<()> {
     match kind {
         Kind::Streams => streams::run(address, None),

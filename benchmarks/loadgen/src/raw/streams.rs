@@ -186,7 +186,7 @@ fn listen(address: &Target) -> anyhow::Result<(OwnedFd, Target)> {
 /// Prints the address, then serves until stdin is closed.
 ///
 /// # Errors
-/// If the listening socket or the poller fails. A connection that fails is closed instead.
+/// If the listening socket or the poller fails. A connection that fails after it was set up is closed instead.
 pub(super) fn run(address: &Target, tls: Option<Context>) -> anyhow::Result<()> {
     let (listener, address) = listen(address)?;
     let epoll = Epoll::new()?;

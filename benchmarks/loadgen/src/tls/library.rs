@@ -30,7 +30,7 @@ macro_rules! functions {
 
         impl Library {
             /// # Safety
-            /// The shared object must be OpenSSL 3's libssl.
+            /// Before a function is called, the shared object must be known to be OpenSSL 3's libssl.
             unsafe fn from_shared(object: &SharedObject) -> Result<Self, libloading::Error> {
                 Ok(Self {
                     // SAFETY: the signatures are those of OpenSSL 3's headers, and the caller guarantees that `object`
@@ -122,8 +122,9 @@ fn open() -> anyhow::Result<&'static Library> {
             names.join(", ")
         );
     };
-    // SAFETY: the library is OpenSSL or an imitation: the default names belong to such libraries, and a path in
-    // LOADGEN_LIBSSL must lead to one. The version is checked before any other call.
+    // SAFETY: the library is OpenSSL (of any version) or an imitation: the default names belong to such libraries, and
+    // a path in LOADGEN_LIBSSL must lead to one. `from_shared` only looks the functions up. Until the version is
+    // checked, only `OpenSSL_version_num` is called.
     let library =
         unsafe { Library::from_shared(&object) }.context("this libssl is not OpenSSL 3 or later")?;
     // SAFETY: the function has no arguments and no side effects.

@@ -272,7 +272,7 @@ impl Session {
 
     /// Consumes all of the ciphertext that the socket returned, handshake messages included. Writes the plaintext to
     /// the start of `plain`, and returns its length. `plain` must be longer than the ciphertext by one record (16 KiB),
-    /// because a part of a record may have come before.
+    /// because OpenSSL may still hold a part of a record from earlier calls.
     ///
     /// # Errors
     /// If OpenSSL rejects the ciphertext.

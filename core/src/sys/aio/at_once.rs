@@ -110,7 +110,8 @@ mod system {
         }
     }
 
-    /// A descriptor (`O_PATH`) that refers to a file without opening it. `None` as for [`open_now`].
+    /// A descriptor (`O_PATH`) that refers to a file without opening it. `None` if the call would wait for a disk, or
+    /// if the system cannot tell.
     fn look_up_now(path: &CStr) -> io::Result<Option<OwnedFd>> {
         // SAFETY: for this C structure of integers, all zeros are valid.
         let mut how: libc::open_how = unsafe { std::mem::zeroed() };

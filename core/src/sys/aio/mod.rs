@@ -15,8 +15,8 @@
 //! (see [`Claim`]), and only one of them succeeds. The calls of a queue are made in any order, even if they use the
 //! same file.
 //!
-//! In a forked child, the parent's queues do nothing, because the ring and the descriptor are shared with the parent.
-//! The child must call [`after_fork`].
+//! In a forked child, the parent's queues do nothing, because the child shares their rings and their descriptors
+//! ([`Queue::fd`]) with the parent. The child must call [`after_fork`].
 //!
 //! Source: `io_uring(7)`, `io_uring_enter(2)`, `pread(2)`, `open(2)`.
 
@@ -56,8 +56,8 @@ use ring::Ring;
 const MAX_IN_THREADS: usize = SharedPool::MAX_THREADS;
 /// The maximum number of times that an interrupted call begins again. After that, the error is reported.
 const MAX_REPETITIONS: u8 = 16;
-/// If a list of waiting tickets is longer than this number plus twice the number of calls that have not ended, the
-/// tickets of cancelled calls are removed from the list.
+/// If a list of waiting calls is longer than this number plus twice the number of calls that have not ended, the
+/// cancelled calls are removed from the list.
 const MAX_STALE: usize = 64;
 
 static THREADS: SharedPool = SharedPool::new("files");
@@ -90,13 +90,13 @@ pub struct Queue<T> {
     mailbox: Arc<Mailbox<io::Result<usize>>>,
     /// The calls that wait or are under way, by ticket.
     calls: HashMap<u64, Entry<T>>,
-    /// Calls that the ring will make. If it accepts no more calls, threads make them.
+    /// Calls that the ring will make. Once the kernel has refused a call of the ring, threads make them instead.
     waiting_for_ring: VecDeque<u64>,
     /// Calls that the ring cannot make. They do not delay the calls that the ring makes.
     waiting_for_threads: VecDeque<u64>,
     in_ring: usize,
-    /// How many jobs are in the pool. Jobs whose calls were cancelled before they began count too, so that the pool's
-    /// queue cannot grow without limit.
+    /// How many jobs this queue has in the pool. Jobs whose calls were cancelled before they began count too, so that
+    /// the pool's queue cannot grow without limit.
     in_threads: usize,
     last_ticket: u64,
     process: u32,
@@ -399,9 +399,9 @@ impl<T> Queue<T> {
     }
 
     /// Cancels all calls and waits until they have ended, but not longer than `limit`. Returns the memory of the calls
-    /// that have not begun or have ended. Use this before the queue is dropped. To wait in several steps, use it
-    /// several times with short limits. Afterwards, [`Self::tickets`] returns the tickets of the calls that the kernel
-    /// or threads are still making, and of each `close` that has not begun.
+    /// that were cancelled before they began, and of those that have ended. Use this before the queue is dropped. To
+    /// wait in several steps, use it several times with short limits. Afterwards, [`Self::tickets`] returns the tickets
+    /// of the calls that the kernel or threads are still making, and of each `close` that has not begun.
     #[must_use]
     pub fn stop(&mut self, limit: Duration) -> Vec<T> {
         if self.is_foreign() {

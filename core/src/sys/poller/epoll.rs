@@ -21,8 +21,8 @@ use crate::sys::clock::now_ns;
 const NS_PER_MS: u64 = 1_000_000;
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// A wait up to this length is one step. A thousandth of it equals the delay that the kernel allows itself for every
-/// timer of a thread (`PR_SET_TIMERSLACK`, 50 us by default).
+/// A wait up to this length is one step. Dividing it would not help: the kernel may delay every wait of a thread by
+/// 50 us anyway (the default of `PR_SET_TIMERSLACK`), which is a thousandth of this length.
 const ONE_STEP_NS: u64 = 50 * NS_PER_MS;
 
 // In the libc crate the flags have the type `c_int`, but the field that holds them is a `u32`.
@@ -287,8 +287,8 @@ impl Poller {
         let Err(error) = self.control(operation, fd, flags, token) else {
             return Ok(());
         };
-        // Other code has registered the fd before, or has closed it and opened another file under its number. In both
-        // cases the caller's request replaces the earlier registration.
+        // EEXIST: the fd is already registered, so its registration is changed. ENOENT: the fd is not registered, for
+        // example because other code has closed it and opened another file under its number. So the fd is added.
         match (operation, error.raw_os_error()) {
             (libc::EPOLL_CTL_ADD, Some(libc::EEXIST)) => self.control(libc::EPOLL_CTL_MOD, fd, flags, token),
             (libc::EPOLL_CTL_MOD, Some(libc::ENOENT)) => self.control(libc::EPOLL_CTL_ADD, fd, flags, token),

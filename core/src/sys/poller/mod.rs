@@ -30,13 +30,14 @@
 //! - [`Interest::NONE`] removes the fd. If the fd stayed in the poller, a hangup would keep the loop busy, although
 //!   nobody reads from the fd or writes to it.
 //! - [`Interest::on_change`] asks for an event when the state changes, instead of events for as long as the state
-//!   lasts. A poller may ignore it, unless `KEEPS_CLOSED` is true.
+//!   lasts. A poller may ignore it, unless `KEEPS_CLOSED` is true: the events of a closed fd that cannot be removed
+//!   must not repeat.
 //! - A wait may end early without an event if the system limits the length of one sleep (to weeks). It never ends early
 //!   for an ordinary deadline.
 //!
 //! The poller reports a hangup or an error as readable *and* writable, whatever the interest was.
-//! `selectors.EpollSelector` does the same before it applies the interest as a mask. The read or write that follows
-//! finds out what happened. One wait may report an fd in two events (kqueue).
+//! `selectors.EpollSelector` does the same, but then drops the directions that the interest does not contain. The read
+//! or write that follows finds out what happened. One wait may report an fd in two events (kqueue).
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod epoll;

@@ -76,7 +76,7 @@ impl Resolver {
         self.mailbox.wake();
     }
 
-    /// Asks, and returns a ticket at once; the outcome will arrive with this ticket. An outcome that is at most
+    /// Asks, and returns a ticket at once; the outcome will arrive with this ticket. An answer that is at most
     /// `max_age` old may be used again.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 """Changes libraries that wait in C code: they then wait in Python code, which calls patched functions.
 
-A library is changed when it is imported, or at once if it was imported before. psycopg itself has a wait function in
-Python. For sqlite3, the Python code is in ``_sqlite3``.
+A library is changed when it is imported, or at once if it was imported before. For psycopg, the Python code is one of
+psycopg's own wait functions. For sqlite3, it is in ``_sqlite3``.
 """
 
 from __future__ import annotations

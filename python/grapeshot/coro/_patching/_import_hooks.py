@@ -78,8 +78,8 @@ def after_import(module_name: str, call: Callable[[Any], None]) -> None:
     _calls[module_name] = call
     module = sys.modules.get(module_name)
     if getattr(getattr(module, "__spec__", None), "_initializing", False):
-        # Another thread is importing the module: wait for that. If that import began before the first function was
-        # registered for the module, the import does not call `call`, so the code below does.
+        # Another thread is importing the module: wait until it has finished. If that import began before the module had
+        # an entry in `_calls`, it may end without calling `call`. So the code below calls it in any case.
         _bootstrap._lock_unlock_module(module_name)  # type: ignore[attr-defined]
         module = sys.modules.get(module_name)
     if module is not None:

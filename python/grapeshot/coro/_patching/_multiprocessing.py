@@ -112,7 +112,9 @@ def patch() -> None:
     _Connection.__init__ = _open
     _SemLock._make_methods = _make_methods
     _SemLock.__enter__, _SemLock.__exit__ = _enter, _exit
-    # ForkAwareLocal derives from the original threading.local. Proxies of managers keep their connections in it.
+    # Proxies of managers keep their connections in a ForkAwareLocal. This class derives from the original
+    # threading.local, whose attributes all coros of a thread share. So it is replaced by a copy that derives from the
+    # patched threading.local.
     names = {**vars(_util), _originals.get_original("threading", "local").__name__: threading.local}
     _originals.replace("multiprocessing.util", "ForkAwareLocal", _originals.clone_class(_ForkAwareLocal, names))
     # The threads of ProcessPoolExecutor stay real, but its locks must also work between coros, because coros hold them

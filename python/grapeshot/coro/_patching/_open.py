@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _open = io.open
 _fstat = os.fstat
-# mode -> direction, and whether it is binary. Modes with "+" are left to the original: with a buffer, it accepts
-# them only for seekable files.
+# mode -> direction, and whether the mode is binary. Modes with "+" are left to the original. With a buffer, the
+# original refuses them for files that are not seekable.
 _MODES = {mode: (way, "b" in kind) for way in "rwax" for kind in ("", "t", "b") for mode in (way + kind, kind + way)}
 
-# A buffer has the size of one block of its file. From Python 3.14 on, it has at least the default size and at most
-# this size.
+# A buffer is as large as one block of its file. But from Python 3.14 on, its size is at least `io.DEFAULT_BUFFER_SIZE`
+# and at most `_LARGEST`.
 _LARGEST = 8192 * 1024
 
 
@@ -112,6 +112,6 @@ def patch() -> None:
     new = _Open()
     for module_name in ("builtins", "io"):
         _originals.replace(module_name, "open", new)
-    # pickle looks up `open` in the module that is named here. From Python 3.12 on, the original names `_io`, which is
-    # not patched.
+    # pickle looks up `open` in the module that `__module__` names. replace() has copied `__module__` from the original.
+    # From Python 3.12 on, that is `_io`, which is not patched.
     new.__module__ = "io"

@@ -28,8 +28,9 @@ _views: dict[str, types.ModuleType] = {}
 # The keepers: modules and packages that go on using the originals.
 _KEEPERS = ["asyncio", "grapeshot", "_frozen_importlib", "_frozen_importlib_external", "importlib"]
 _KEEPERS += ["concurrent.futures.thread", "concurrent.futures.process"]
-# The modules that patch() changes, and the C modules that they import. Names that they have imported from one another
-# (`threading` has imported some from `_thread`) are not replaced.
+# Modules that patch() changes, and C modules that they import. If one of these modules has imported originals from
+# another (`threading` has imported some from `_thread`), `_holders.repair` does not replace them. The parts of patch()
+# replace such names themselves where that is necessary.
 _PATCHED = {"threading", "_thread", "queue", "_queue", "time", "socket", "_socket", "select", "ssl", "os", "posix"}
 _PATCHED |= {"selectors", "signal", "_signal", "concurrent.futures"}
 # Modules that need no view, because keepers may call their replacements: outside of coros, the replacements do what the

@@ -51,7 +51,7 @@ class SharedReads:
         self._unread = b""
 
     def read(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call a method of the buffer. While that method runs, only its calls of :meth:`fill` may wait."""
+        """Call a method of the buffered file. The raw file below it calls :meth:`fill`, the only call that may wait."""
         lock = self.lock
         if not lock.acquire(False):
             wait_for(lock, args[0] if args else method)
@@ -70,7 +70,8 @@ class SharedReads:
     def unread_all(self, result: Any, args: Any) -> None:
         interruption, self.interruption = self.interruption, None
         if isinstance(result, int):
-            # The method is readinto or readinto1: only these return a number. Their argument is the buffer.
+            # The method is readinto or readinto1: only these return a number. They have put the data into their
+            # argument.
             with memoryview(args[-1]) as view, view.cast("B") as octets:
                 result = bytes(octets[:result])
         self._unread = (result or b"") + self._unread

@@ -199,7 +199,10 @@ class _Fetching:
 
 @functools.cache
 def _fetching(kind: type) -> type:
-    """Return the ``_Fetching`` version of a cursor class. A cursor's class can be changed to it."""
+    """Return a subclass of a cursor class, with the methods of ``_Fetching``.
+
+    ``Cursor.execute`` assigns it to the ``__class__`` of an existing cursor.
+    """
     members = {
         "__slots__": (),
         "__module__": kind.__module__,
@@ -247,10 +250,13 @@ def _has_short_sleeps() -> bool:
 
 
 class _Callbacks:
-    """Wraps the callbacks that a program sets on a connection, so that statements of this module do not call them."""
+    """Wraps a program's authorizer and trace callback, so that this module's own statements do not call them.
+
+    These statements are ``BEGIN EXCLUSIVE``, ``ROLLBACK`` and ``PRAGMA busy_timeout``.
+    """
 
     def __init__(self) -> None:
-        # The threads and coros that are executing a statement of this module now. In other threads and coros,
+        # The threads and coros that are executing one of this module's own statements now. In other threads and coros,
         # statements still call the callbacks.
         self.off_for: set[int] = set()
 
@@ -270,10 +276,11 @@ class Connection(sqlite3.Connection):
 
     # The timeout that the program has set.
     _limit_ms = 0
-    # The timeout that SQLite has now, in a list. Each change makes a new list, which shows a thread whether another one
-    # has changed the timeout, too. None: not known, or being changed.
+    # Has one item: the timeout that SQLite has now, or None if it is not known or is being changed. Each change stores
+    # a new list here. If a thread has changed the timeout and then does not find its own list here, another thread has
+    # changed the timeout, too.
     _now_ms: Sequence[int | None] = (0,)
-    # True once SQLite itself has to wait for locks, because calls of this connection cannot be repeated safely.
+    # True once SQLite itself has to wait for locks. The methods that set it say why.
     _blocks = False
     _has_functions = False
     _callbacks: _Callbacks | None = None

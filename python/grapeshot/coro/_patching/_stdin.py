@@ -26,7 +26,7 @@ _input = builtins.input
 
 
 def read_line(prompt: object = "", /) -> str:
-    """Read a line from standard input, like the original, but the terminal edits the line, not the module readline."""
+    """Read a line from standard input, like the original, but in a coro without line editing by the module readline."""
     stdin: Any = getattr(sys, "stdin", None)
     if not _waits.can_wait() or not _is_patched(stdin) or not stdin.isatty():
         # If standard input is not a terminal, the original calls the patched sys.stdin.readline().

@@ -363,8 +363,8 @@ def _forget_dummy(coro: Any) -> None:
 def _ensure_thread_object() -> None:
     """Before a fork, make threading create a Thread object for the running coro, if it has none.
 
-    Without such an object, threading's code in the child takes the coro for the main thread. That code then fails,
-    because the coro's id is not the ident of the main thread, and the threads of the parent are not dropped.
+    Without such an object, threading's code in the child takes the coro for the main thread. The coro's id is not the
+    ident of the main thread, so that code fails, and does not drop the threads of the parent.
     """
     if _current_or_none() is not None:
         threading.current_thread()

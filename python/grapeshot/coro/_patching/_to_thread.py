@@ -138,7 +138,10 @@ def _call_for_anyio(
 
 
 class _Executor:
-    """``SyncToAsync._executor``. A function that can run in a coro gets an executor for coros instead of None."""
+    """``SyncToAsync._executor``: the executor for functions that are not thread-sensitive.
+
+    None means the loop's default executor. For functions that can run in a coro, an executor for coros replaces None.
+    """
 
     def __get__(self, sync_to_async: Any, kind: type | None = None) -> Any:
         if sync_to_async is None:

@@ -73,8 +73,8 @@ class MessageWait:
             self.end()
 
     def _could_ask(self, channel: Any) -> bool:
-        # If the limit is reached after kombu has asked, kombu stops waiting for the answer. The channel then counts as
-        # one that has not asked.
+        # If the prefetch limit is reached after kombu has asked, kombu stops polling the socket for the answer. It
+        # polls that socket again only in its next wait, so the channel then counts as one that has not asked.
         has_asked = channel._in_poll and not getattr(self._cycle, "_paused_brpop", None)
         return bool(channel.active_queues) and not has_asked and bool(channel.qos.can_consume())
 

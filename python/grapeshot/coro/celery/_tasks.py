@@ -51,7 +51,9 @@ def prepare(app: Any) -> None:
 
 
 def _use_idents(stack: Any) -> None:
-    if hasattr(stack, "__ident_func__"):  # with USE_FAST_LOCALS it is a thread-local, which patch() has replaced
+    # With USE_FAST_LOCALS, the stack is a threading.local and does not have this attribute. patch() has replaced that
+    # class, so each coro has a stack of its own anyway.
+    if hasattr(stack, "__ident_func__"):
         stack.__ident_func__ = _get_ident
 
 

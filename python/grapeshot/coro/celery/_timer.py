@@ -88,7 +88,8 @@ class Timer(timer.Timer):
     def _arm(self, scheduled: Any) -> None:
         if self._is_current(scheduled):
             self._disarm(scheduled.entry)
-            delay_s = scheduled.eta - time.monotonic()  # less than 0 if overdue: such entries keep their order
+            # Less than 0 if the entry is overdue, so that overdue entries are called in the order of their due times.
+            delay_s = scheduled.eta - time.monotonic()
             self._handles[scheduled.entry] = self._loop.call_later(delay_s, self._reach, scheduled)
 
     def _is_current(self, scheduled: Any) -> bool:

@@ -93,7 +93,7 @@ class _Signals(platforms.Signals):  # type: ignore[misc]
         self._message_wait = message_wait
         self._loop = _bridge.own_loop()
         self._main = coro.current()
-        # None when a handler begins. The next signal sets this to its time, and later signals do not change it.
+        # The time of the first signal that has come since a handler last began. None if no signal has come since then.
         self._waiting_since: float | None = None
 
     def __setitem__(self, name: Any, handler: Any) -> None:

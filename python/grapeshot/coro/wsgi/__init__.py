@@ -62,7 +62,7 @@ class Server:
         return self._server.connections
 
     def close(self) -> None:
-        """Stop accepting, and end idle connections. Busy connections end after the response to the current request."""
+        """Stop accepting, and end idle connections. Busy ones end after the requests that they have received."""
         self._is_closed = True
         self._server.close()
         for connection in list(self._connections):

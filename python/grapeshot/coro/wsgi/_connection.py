@@ -83,7 +83,7 @@ class Connection:
             self._parser.close()
 
     def end(self) -> None:
-        """Serve no further request. An idle connection ends now.
+        """End the connection after the requests that have already been received. An idle connection ends now.
 
         An application that has taken over the socket reads the end of the stream.
         """

@@ -264,8 +264,9 @@ class RequestParser:
     def _refused(self, error: BaseException) -> BaseException:
         """Store an exception that a callback is about to raise, and return it.
 
-        It is stored because httptools then raises an error of its own. The ``__context__`` of that error is the stored
-        exception only if no other exception is being handled.
+        httptools then raises an error of its own, and :meth:`_refuse` needs the exception of the callback. The
+        ``__context__`` of httptools' error is that exception only if no other exception is being handled, so the
+        exception is stored.
         """
         self._raised = error
         return error

@@ -71,8 +71,8 @@ class FileWrapper:
 
     def rest(self) -> tuple[int, int] | None:
         """Return the position in a regular file and how many bytes follow it; None if this is not a regular file."""
-        # Other objects have a fileno(), too, but their read() may return data that differs from what the descriptor's
-        # file contains. One example is gzip.GzipFile.
+        # Accept only an io.FileIO, or a buffer on top of one. Other objects may have a fileno(), too, but their read()
+        # may return data that differs from what the descriptor's file contains. One example is gzip.GzipFile.
         if not isinstance(getattr(self.filelike, "raw", self.filelike), io.FileIO):
             return None
         try:

@@ -294,7 +294,7 @@ def _short(value: float) -> str:
     if isinstance(value, int) and value < 1_000_000:
         return str(value)
     for unit in ("", "k", "M", "G", "T"):
-        if abs(value) < 999.5:  # above, three digits would be 1e+03
+        if abs(value) < 999.5:  # otherwise, the format .3g would give 1e+03
             return f"{value:.3g}{unit}" if unit else f"{value:.2f}"
         value /= 1000
     return f"{value:.3g}P"
@@ -307,6 +307,6 @@ def _percentiles(name: str, found: dict[str, Any], width: int) -> str:
 
 def _duration(seconds: float) -> str:
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 0.9995:  # below, three digits of the next unit are enough
+        if seconds * factor >= 0.9995:  # a smaller value becomes at most 999 of the next unit
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e9:.0f} ns"

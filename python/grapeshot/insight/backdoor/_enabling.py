@@ -133,8 +133,8 @@ class Switch:
         processes = sys.modules.get("multiprocessing.process")
         if processes is not None and processes.parent_process() is not None:
             return True
-        # If the process that made the switch has ended, the program has forked to become a daemon, and this process is
-        # the program itself.
+        # A process that has forked from one that has ended is the program itself, which has become a daemon. It is no
+        # child in the sense of this method.
         return self._first_pid != os.getpid() and _is_alive(self._first_pid)
 
     def _report_failure(self, exc: Exception) -> None:

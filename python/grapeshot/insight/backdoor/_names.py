@@ -50,7 +50,7 @@ def where(what: Any = None) -> None:
             lines = _waits.stack_lines(_waits.thread_frames(frame)) if _waits.threads_are_readable() else []
             print("\n".join([f"thread {thread.name!r}", *(f"  {line}" for line in lines)]))  # noqa: T201
     if not is_found:
-        print(f"{what!r} is neither a task or coro of this loop nor another thread, and no name of one contains it")  # noqa: T201
+        print(f"{what!r} is not a task or coro of this loop or another thread, and no name of one contains it")  # noqa: T201
 
 
 def accounting(each: bool = False) -> None:

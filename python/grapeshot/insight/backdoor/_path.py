@@ -124,7 +124,7 @@ class SocketFile:
                     raise
                 # The path is too long. The socket module raises an OSError without an errno for that.
                 extra = len(made) - len(self.path)
-                problem = f"the path is too long for a socket: its first, temporary path has {extra} more characters"
+                problem = f"the path is too long for a socket: it is first made at a path with {extra} more characters"
                 raise OSError(errno.ENAMETOOLONG, problem, self.path) from None
             os.chmod(made, 0o600)
             self.sock.listen(_BACKLOG)

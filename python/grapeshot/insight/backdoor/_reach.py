@@ -166,13 +166,16 @@ def paths_of(pid: int) -> list[str]:
 
 
 def _remedy(pid: int) -> str:
-    """Tell the user how to make a process open a back door. SIGUSR2 would end a process that does not handle it."""
-    opens = "A program opens one with grapeshot.insight.backdoor.serve() or enable(), or if it is started with"
+    """Tell the user how to make a process open a back door.
+
+    ``kill -USR2`` is suggested only if the process handles SIGUSR2. Otherwise the signal would end the process.
+    """
+    opens = "A program opens a back door with grapeshot.insight.backdoor.serve() or enable(), or if it is started with"
     by_itself = f"{opens} GRAPESHOT_BACKDOOR=PATH python -m grapeshot (or grapeshot.coro, grapeshot.coro.wsgi)."
     signum = signal.SIGUSR2
     if _handles(pid, signum):
         return f"It handles SIGUSR2: `kill -USR2 {pid}` opens one if it has called grapeshot.insight.backdoor.enable()."
-    return f"It does not handle SIGUSR2, so the signal would end it. {by_itself}"
+    return f"It does not handle SIGUSR2: this signal would end the process. {by_itself}"
 
 
 def _handles(pid: int, signum: int) -> bool:

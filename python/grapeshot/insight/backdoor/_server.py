@@ -82,7 +82,8 @@ class Server:
         self.close()
 
     def __del__(self) -> None:
-        # The loop was closed without closing its asynchronous generators, so the server was not closed either.
+        # If the server was never closed, the loop was closed without closing its asynchronous generators, one of which
+        # closes the server (`_close_with_loop`).
         file = getattr(self, "_file", None)
         if file is not None and not self._is_closed:
             file.close()

@@ -10,9 +10,9 @@ completions. In plain text, a byte 3 (Ctrl-C) is an interruption.
    s source   i interrupt   c complete this   e end                o output   p prompt   c completions (JSON)
 ```
 
-A client that uses frames gets a prompt only when all its lines have been run. The prompt begins with the number of
-``s`` and ``i`` frames that it answers, so that the client can tell the prompt after an interruption from the one before
-it.
+A client that uses frames gets a prompt only when all its lines have been run. The prompt begins with the number of all
+``s`` and ``i`` frames that the server has received from the client so far. The client compares this number with how
+many it has sent, and so can tell the prompt after an interruption from the one before it.
 
 Writing never waits. Output that a client does not read is kept up to a limit and dropped beyond it; once the client
 reads again, it is told how much was dropped. Until then, no further command is run. If the answers to a client's

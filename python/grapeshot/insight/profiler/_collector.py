@@ -253,7 +253,10 @@ class Collector:
         state.wall_ns, state.cpu_ns = self._wall(), self._cpu()
 
     def _seed(self, owner: Owner, frame: FrameType | None, subject: Any) -> FrameType | None:
-        """Add the running functions of the owner to its position. For a task, return the frame that called them."""
+        """Move the owner's position into the functions that it runs: the function of ``frame`` and its callers.
+
+        For a task, return the frame that called its coroutine. That frame does not belong to the task.
+        """
         coroutine = subject.get_coro() if owner.kind == "task" else None
         last = getattr(coroutine, "cr_frame", None)
         codes = []

@@ -43,5 +43,5 @@ def _profiled_ns() -> int:
     try:
         return _took_ns()
     finally:
-        collector.has_ended = True  # threads that have begun meanwhile remove their callbacks
+        collector.has_ended = True  # on 3.11, the callback in threads that were started meanwhile then removes itself
         _events.uninstall()

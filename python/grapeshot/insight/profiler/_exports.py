@@ -65,8 +65,9 @@ def write_pstats(profile: Profile, path: str | os.PathLike[str]) -> None:
         above = profile.path(parent)
         if above:
             entry = callers.setdefault(places[function], {}).setdefault(places[above[0]], [0, 0, 0.0, 0.0])
-            # Whether these calls are the outermost ones of a recursion through this caller. In a caller's entry, the
-            # number of all calls precedes the number of primitive calls; in the function's own entry it follows.
+            # False if these calls are recursive: further out in the chain of calls, the same caller has called the same
+            # function. In a caller's entry, the number of all calls precedes the number of primitive calls. In the
+            # function's own entry, the number of primitive calls comes first.
             is_outer = (function, above[0]) not in itertools.pairwise(above)
             entry[0] += calls
             entry[1] += calls * is_outer

@@ -287,7 +287,7 @@ class Profile:
                 times = (node.calls, max(0, node.cpu_ns), max(0, node.wall_ns))
                 self._add_node(owner, parent, places.setdefault(place, len(places)), times)
                 index = len(self.nodes) - 1 if node is not root else -1
-            # A thread that is still in a callback of the profiler may add a node.
+            # `list`, because a thread that is still in a callback of the profiler may add a node meanwhile.
             pending.extend((child, index) for child in list(node.children.values()))
 
     def _add_node(self, owner: int, parent: int, function: int, times: tuple[int, int, int]) -> None:

@@ -44,7 +44,9 @@ class Owner:
         self.root: Node = rest.root if rest else Node(None, None)
         self.usage: list[int] = rest.usage if rest else [0, 0, 0, 0]
         self.top: Node = self.root
-        self.yielded: Node | None = None  # the innermost of the functions that have just yielded one after another
+        # When a task waits, its functions yield one after another, from the innermost outwards. This is the innermost
+        # of those that have just yielded.
+        self.yielded: Node | None = None
         self.waits_in: Node | None = None  # the function in which a waiting task has yielded; `top` is the root then
         self.is_suspended = False
         self.since_ns = 0

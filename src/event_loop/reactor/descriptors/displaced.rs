@@ -108,8 +108,8 @@ impl Descriptors {
         }
     }
 
-    /// Called when a transport takes over a descriptor number that still has a registration. Most likely the file
-    /// objects of that registration have been closed.
+    /// Called when a source takes over a descriptor number whose entry in the fd table was `fd_use`. If that entry is a
+    /// watch, this records its file objects as displaced, because most likely they have been closed.
     pub(super) fn note_all_displaced(&self, py: Python<'_>, fd_use: &FdUse) {
         if let FdUse::Watch(watch) = fd_use {
             for target in watch.get().targets(py).into_iter().flatten() {

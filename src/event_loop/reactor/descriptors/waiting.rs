@@ -10,7 +10,7 @@
 //! that finds no waiting object.
 //!
 //! ```text
-//!   wait_once:  another socket than last time, or a handle for the other direction?
+//!   wait_once:  is_anew, another socket than last time, or a handle for the other direction?
 //!                     | no                                   '-- yes --> update the poller
 //!                     v
 //!               does the poller watch this direction already?
@@ -172,7 +172,8 @@ impl Descriptors {
         let mut _last_socket = None;
         let before = watch.get().side(direction).replace(Some(Watcher::Once(waiter)));
         if !is_known {
-            // The number may belong to another file than the one that the poller watches, so it gets a new token.
+            // The descriptor gets a new token, so that events with the old token do not end this wait. The last poll
+            // may have returned such an event, and another file that had this number before may cause more of them.
             self.table.borrow_mut().renew(fd);
             _last_socket = watch.check_armed(py);
             watch.get().note_socket(py, reference);

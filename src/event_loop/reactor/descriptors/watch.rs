@@ -87,8 +87,8 @@ impl Watch {
         }
     }
 
-    /// Whether the last wait was on exactly this object. If this returns false, a finalizer may have run (see
-    /// `socket_alive`).
+    /// Whether the last wait was on exactly this object. If it was on another object, this drops a reference to that
+    /// object, which may run a finalizer (see `socket_alive`).
     pub(super) fn belongs_to(&self, socket: &Bound<'_, PyAny>) -> bool {
         self.socket_alive(socket.py())
             .is_some_and(|known| known.is(socket))
