@@ -1,5 +1,5 @@
-"""Ways for a task to read and write files, each on an event loop. Users of other loops use aiofiles for this, so
-aiofiles is measured on every loop.
+"""Ways for a task to read and write files, each on an event loop. aiofiles is measured on every loop, because it is
+what users of asyncio's loop and uvloop have.
 """
 
 from __future__ import annotations

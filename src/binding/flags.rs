@@ -1,5 +1,5 @@
 //! The flags of a native object. A call into Python may run any method of the object, and methods change the flags. So
-//! the flags are in a cell, and no code may hold a borrow of them during such a call.
+//! the flags are in an atomic, of which nothing can be borrowed.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU16, Ordering};

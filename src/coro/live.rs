@@ -21,8 +21,9 @@ unsafe impl Send for Table {}
 /// The tables of all threads that have started a coro.
 static TABLES: Mutex<Vec<Weak<Mutex<Table>>>> = Mutex::new(Vec::new());
 
-/// Locks a table or the list of tables. No code that holds such a lock calls Python or lets other threads run Python.
-/// So a thread waits only briefly for a lock, and no thread holds a lock while another thread forks.
+/// Locks a table or the list of tables. No code that holds such a lock calls Python, or detaches from the interpreter.
+/// So a thread waits only briefly for a lock. And no thread holds a lock while another one forks, because a fork waits
+/// until all other threads are detached.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -287,18 +287,18 @@ pub(super) fn is_forked() -> bool {
     with_runtime(|runtime| runtime.is_forked.get())
 }
 
-/// Whether the coro must not leave its stack: this process is a child that the coro has forked, or `collecting` is the
-/// coro. `collecting` is the coro while a garbage collection is running on its stack, if that stack may be evicted, and
-/// while its frames are being reported to a native profile function.
+/// Whether the coro must not leave its stack. That is so in a child process that the coro has forked. It is also so
+/// while `Runtime::collecting` points to the coro: while the coro's frames are being reported to a native profile
+/// function, or while a garbage collection is running on its stack and the stack could be evicted.
 #[inline]
 fn is_held(runtime: &Runtime, coro: Coro<'_>) -> bool {
     runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get()
 }
 
 /// Whether a greenlet runs on this coro's stack. A greenlet has chunks of its own for its Python frames. So while it
-/// runs, the root chunk in use is not the coro's root chunk, whose tail is the coro's fiber. If the coro left the stack
-/// and the loop or another coro continued, the greenlet package would mistake the thread's own stack for the rest of
-/// the greenlet's stack.
+/// runs, the root chunk in use is not the coro's. (The coro's root chunk is followed in memory by the coro's fiber.)
+/// The coro must not leave the stack then: the greenlet package would still regard the greenlet as the running one.
+/// When greenlets switched next, it would save a part of the thread's own stack as the greenlet's.
 #[inline]
 fn is_in_greenlet(coro: Coro<'_>) -> bool {
     // SAFETY: attached. `tail` reads only the chunk's length, so the root chunk need not be one of ours.
@@ -458,7 +458,8 @@ pub(super) fn begin_sleep(
     Ok(Progress::MustWait(handle))
 }
 
-/// Sets a timer for `when_s`. If the coro is waiting outside of any queue at that time, the timer makes it ready.
+/// Sets a timer for `when_s`. The timer makes the coro ready if the coro is waiting at that time, but not if it waits
+/// in the queue of a lock or another primitive.
 pub(super) fn set_wake_timer(coro: Coro<'_>, when_s: f64) -> PyResult<HandleRef> {
     set_timer(coro, when_s, END_SLEEP.load(Ordering::Relaxed))
 }

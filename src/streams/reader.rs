@@ -44,7 +44,8 @@ pub(super) struct ReaderObject {
     pub(super) exception: ObjectCell,
     /// The held data as `bytes`, while the bytearray is empty.
     chunk: ObjectCell,
-    /// The bytearray; another object if a program has set one (see `is_customized`); or empty.
+    /// The bytearray, or another object if a program has set one (see `is_customized`). The cell is empty if there is
+    /// neither.
     buffer: ObjectCell,
     limit_object: ObjectCell,
     /// The number of bytes of the chunk that have been taken. At least one byte is left.
@@ -76,7 +77,7 @@ pub(super) fn reader_of<'py>(object: &Bound<'py, PyAny>) -> Option<Reader<'py>> 
     Some(unsafe { This::new(object.py(), object.as_ptr()) })
 }
 
-/// True if native code may act instead of the methods of this reader.
+/// True if the reader has grapeshot's own methods, so that native code may act instead of them.
 #[inline]
 pub(super) fn has_own_methods(this: Reader<'_>) -> bool {
     !this.is_customized.get() && this.limit.get() > 0 && OWN_METHODS.are_those_of_type(&this.to_bound())

@@ -67,8 +67,9 @@ impl Flushable for TlsObject {
 }
 
 /// Encrypts and sends all plaintext that was held or corked. If there is no such plaintext, nothing is sent, not even
-/// handshake messages that OpenSSL has written. If sending those messages failed here, the application would learn of
-/// the error before it got the data that arrived together with the peer's last handshake message.
+/// handshake messages that OpenSSL has written. The reason: data may have arrived together with the peer's last
+/// handshake message, and the application gets it after this call. If sending failed here, the application would learn
+/// of the error first.
 pub(super) fn send_collected(this: Tls<'_>) -> PyResult<()> {
     if this.state.get() == State::Open && !this.backlog.is_empty() {
         return flush(this);

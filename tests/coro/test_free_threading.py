@@ -173,7 +173,7 @@ def test_the_frames_of_the_thread_while_a_coro_runs():
     """
 
     def run_with(function):
-        # Only the frame of this call refers to the lambda.
+        # Only the frame of `run_with` refers to the lambda.
         return coro.run(eval("lambda: function()", {"function": function}))
 
     def work():

@@ -58,7 +58,8 @@ def test_each_thread_has_its_own_results_and_counts(eviction):
         count = number + 2
         results = together(work, count)
         info = coro.stack_info()
-        # The first coro waits for each of the others at most once. Each of the others waits 21 times and starts once.
+        # The first coro starts once and waits for each of the others at most once: 1 to `count + 1` switches. Each of
+        # the others waits 21 times and starts once.
         return results, info["started"], info["switches"] - 22 * count in range(1, count + 2), coro.get_live_coros()
 
     interval = sys.getswitchinterval()

@@ -11,7 +11,8 @@ pub(crate) struct Arrivals {
     count: u64,
     /// The due times of requests that wait for a connection.
     waiting: VecDeque<u64>,
-    /// The free places, as indices of their connections. A connection has `depth` places, each for one request.
+    /// The free places, as indices of their connections. A connection has as many places as requests that it may have
+    /// under way (`--depth`).
     free: VecDeque<usize>,
 }
 

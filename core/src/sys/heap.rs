@@ -15,8 +15,9 @@ const FREED_LEN: usize = 1024 * 1024;
 /// glibc returns the top of its heap to the system as soon as 128 KiB (`M_TRIM_THRESHOLD`) are free there. For the next
 /// large buffer it gets the memory again, with one page fault per 4 KiB. That took half of the time of an echo of 100
 /// KiB over asyncio's streams. A block that is longer than another limit, `M_MMAP_THRESHOLD`, has a mapping of its own.
-/// When a program frees such a block, glibc raises both limits, so this function allocates and frees such a block. The
-/// function has no effect if the user has set the limits (`MALLOC_TRIM_THRESHOLD_`), or with another C library.
+/// When a program frees such a block, glibc raises this limit to the length of the block, and the other one to twice
+/// that length. So this function allocates and frees such a block. It has no effect if the user has set the limits
+/// (`MALLOC_TRIM_THRESHOLD_`), or with another C library.
 pub fn keep_freed_buffers() {
     // SAFETY: malloc may be called at any time, and free accepts its result, even if that is null. black_box prevents
     // the compiler from optimizing both calls away.

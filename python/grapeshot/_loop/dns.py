@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    # The name of a method of _core._Resolver, and its arguments except for max_age.
+    # The name of a method of _core._Resolver, and its arguments. (Resolver.ask adds the last one, `max_age`.)
     Question = tuple[str, tuple[Any, ...]]
     AddrInfo = tuple[Any, Any, int, str, Any]
 
@@ -198,8 +198,8 @@ def current(name: str) -> Callable[..., Any]:
     if type(of_asyncio) is types.ModuleType and vars(of_asyncio) is not _SOCKET:
         return getattr(of_asyncio, name)  # type: ignore[no-any-return]
     function: Any = _SOCKET[name]
-    # coro.patch() replaces `socket` in this module with a view that still has the functions from before the patch. If
-    # the program's function is one that coro.patch() has put there, return the function from the view.
+    # If coro.patch() has replaced the function in the program's socket module, return the function from before the
+    # patch. The name `socket` in this module then stands for a view that still has it.
     is_patched = any(function is patched for patched in _patched)
     # CPython's tests replace `socket` in this module with a mock.
     is_mock = not issubclass(type(socket), types.ModuleType)
@@ -383,7 +383,7 @@ def is_answered_at_once(host: Any, port: Any, family: int) -> bool:
 def _is_literal(host: Any, family: Any) -> bool:
     """Whether ``host`` is an IPv4 or IPv6 address (with or without a zone) of the requested family (0: either).
 
-    False for a subclass of ``str`` or ``bytes``, because CPython may get another text from it.
+    False for a subclass of ``str`` or ``bytes``, because CPython may get a different text from it than this check.
     """
     if type(host) is bytes:
         host = host.decode("ascii", "replace")

@@ -196,8 +196,8 @@ def wait_for_future(coro: Any, future: Any) -> BaseException | None:
     """Wait until ``future`` is done. Return the exception with which the coro was interrupted, or None.
 
     An interruption cancels the future, and takes effect when the future is done, or at once if the future refuses to be
-    cancelled. If the future ends with a result or an exception all the same, the interruption is dropped, as for a
-    task.
+    cancelled. If the future accepts the cancellation but ends with a result or an exception, the interruption is
+    dropped, as for a task.
     """
     interruption: BaseException | None = None
     wakeup: Any = _core.wakeup()

@@ -34,6 +34,6 @@ pub(in crate::coro) unsafe fn is_async_function(function: *mut ffi::PyObject) ->
 /// Whether the flags of this function's code are at the expected offset.
 pub(in crate::coro) fn has_known_code(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     let flags: c_int = function.getattr("__code__")?.getattr("co_flags")?.extract()?;
-    // SAFETY: an object with `__code__` is a function here.
+    // SAFETY: the caller passes a Python function (`methods/functions.rs`).
     Ok(unsafe { flags_of(function.as_ptr()) } == flags)
 }

@@ -141,8 +141,8 @@ impl Timers {
     // ---- deadlines -------------------------------------------------------------------------------------------
 
     /// Takes out the timers that are due, the earliest first, and passes the ones that are not cancelled to `run`, each
-    /// with the value of `until` for `lateness_ns`. `now_ns` is the time of the native clock. Fails only if the program
-    /// has replaced `loop.time()`, and the replacement raises.
+    /// with the argument that `lateness_ns` needs as `until`. `now_ns` is the time of the native clock. Fails only if
+    /// the program has replaced `loop.time()`, and the replacement raises.
     #[inline]
     pub(super) fn expire(
         &self,

@@ -2,8 +2,8 @@
 //! socket is writable, and later datagrams are queued behind it. The watermarks decide at which sizes of the queue the
 //! protocol's `pause_writing` and `resume_writing` are called.
 //!
-//! Replies are not collected for one `sendmmsg`. Measurements showed that collecting them saves nothing, and errors
-//! would be reported later than in asyncio.
+//! Datagrams that a protocol sends while it handles received ones are not collected for one `sendmmsg`. Measurements
+//! showed that collecting them saves nothing, and errors would be reported later than in asyncio.
 
 use std::io;
 

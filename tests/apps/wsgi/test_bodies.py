@@ -119,8 +119,8 @@ def test_a_client_that_goes_within_a_body() -> None:
 def test_the_body_of_a_request_whose_upgrade_is_ignored() -> None:
     """The server reads the bytes after the head as the body, because a proxy in front of it may do so.
 
-    llhttp takes these bytes for data of the new protocol. If the server took them for further requests, a client could
-    get a request past the proxy.
+    The server's parser, llhttp, takes these bytes for data of the new protocol. If the server took them for further
+    requests, a client could get a request past the proxy.
     """
     inner = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
     fields = [b"Content-Length: %d" % len(inner), b"Transfer-Encoding: chunked"]

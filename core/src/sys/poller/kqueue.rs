@@ -161,13 +161,14 @@ impl Poller {
     /// Stops watching `fd`. Also succeeds if `fd` was not watched, or is closed.
     ///
     /// # Errors
-    /// Any other errno of `kevent(2)`, but never for an fd that was watched.
+    /// Errors of `kevent(2)` other than `ENOENT` and `EBADF`. An fd that was watched causes none.
     #[inline]
     pub fn remove(&self, fd: RawFd) -> io::Result<()> {
         self.set(fd, Token(0), Interest::NONE)
     }
 
-    /// Watches the open file that `fd` refers to now, and returns whether that succeeded.
+    /// Whether `fd` is still watched. If the fd was closed and now refers to another file, it watches that file
+    /// instead, and returns whether that succeeded.
     #[must_use]
     pub fn is_watching(&self, fd: RawFd, token: Token, interest: Interest) -> bool {
         self.set(fd, token, interest).is_ok()

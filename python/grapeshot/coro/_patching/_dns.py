@@ -89,7 +89,7 @@ def _replacement(
 
 
 def patch() -> None:
-    """Replace the names. Functions that call them, such as ``getfqdn``, then use the replacements.
+    """Replace the socket module's functions. Others that call them, such as ``getfqdn``, then use the replacements.
 
     Modules that keep the originals get a copy of ``getfqdn`` that calls the originals.
     """

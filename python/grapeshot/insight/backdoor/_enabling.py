@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "GRAPESHOT_BACKDOOR"
-# With these values, the variable asks for the path that the program passes to enable(). open_by_environment() ignores
-# them.
+# Values of the variable that open_by_environment() ignores: they are for enable(), which then opens a back door at the
+# path that the program passes to it.
 _YES = ("1", "yes", "true", "on")
 
 _logger = logging.getLogger("grapeshot.insight.backdoor")
@@ -133,8 +133,8 @@ class Switch:
         processes = sys.modules.get("multiprocessing.process")
         if processes is not None and processes.parent_process() is not None:
             return True
-        # A process that has forked from one that has ended is the program itself, which has become a daemon. It is no
-        # child in the sense of this method.
+        # If this process was forked and its parent has ended, the program has become a daemon. Then this process is the
+        # program itself, and not a child in the sense of this method.
         return self._first_pid != os.getpid() and _is_alive(self._first_pid)
 
     def _report_failure(self, exc: Exception) -> None:

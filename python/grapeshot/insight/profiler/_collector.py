@@ -243,7 +243,7 @@ class Collector:
         return state
 
     def begin_here(self, frame: FrameType | None) -> None:
-        """Begin in this thread, inside the functions that are running: the function of ``frame`` and its callers."""
+        """Begin to profile this thread, whose running functions are the function of ``frame`` and its callers."""
         state = self._begin_thread()
         state.subject = subject = running()
         if subject is not None:
@@ -270,7 +270,7 @@ class Collector:
         return frame
 
     def _owner(self, subject: Any, is_entry: bool, *, seeds: bool = True) -> Owner:
-        """Return the Owner of a coro or task. A new coro's position includes the functions that the coro is in."""
+        """Return the Owner of a coro or task. A coro that is new here begins inside the functions that it is in."""
         known = self._owners.get(id(subject))
         if known is not None and known[0]() is subject:
             return known[1]
@@ -301,7 +301,8 @@ class Collector:
         here = self._local.state
         self._charge_usage(here, here.owner)
         for state in self._states:
-            if state is not here and state.alive():  # only that thread could read its CPU clock
+            if state is not here and state.alive():
+                # No CPU time is charged, because only that thread could read its CPU clock.
                 state.owner.top.wall_ns += now_ns - state.wall_ns
         for reference, owner in list(self._owners.values()):
             subject = reference()
