@@ -51,6 +51,9 @@ def run(tmp_path: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
         text=True,
         timeout=TIMEOUT_S,
         check=False,
+        # This function runs in a thread. If it passed no environment, posix_spawn() would read the C library's, which
+        # another thread may be changing on a free-threaded build.
+        env=os.environ.copy(),
     )
     assert result.exists(), done.stdout
     reports: list[dict[str, Any]] = json.loads(result.read_text())

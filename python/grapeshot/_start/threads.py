@@ -79,7 +79,7 @@ class Threads:
             waits[0].cancel()
             for other in self._others:
                 other.cancel()
-            await _all_done(waits)
+            await _all_ended(waits, self._others)
         failed = [wait for wait in waits if not wait.cancelled() and _has_failed(wait)]
         return [wait.result() for wait in failed or waits]
 
@@ -110,6 +110,7 @@ class _Other:
     def __init__(self, threads: Threads, number: int) -> None:
         self._threads = threads
         self._name = f"grapeshot-{number}"
+        self._thread: threading.Thread | None = None
         # Protects the next two attributes.
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -119,8 +120,15 @@ class _Other:
         """Start the thread. Return a future, which belongs to the calling thread's loop and gets the outcome."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        threading.Thread(target=self._run, args=(loop, future), name=self._name).start()
+        thread = threading.Thread(target=self._run, args=(loop, future), name=self._name)
+        thread.start()
+        self._thread = thread
         return future
+
+    def join(self) -> None:
+        """Wait until the thread has ended. It ends soon after it has reported its outcome."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> None:
         try:
@@ -181,8 +189,10 @@ class _Exit(Exception):  # noqa: N818  # not an error of the program
         self.cause = cause
 
 
-async def _all_done(waits: list[asyncio.Future[Any]]) -> None:
-    """Wait until all futures are done. If this task is cancelled meanwhile, raise CancelledError afterwards."""
+async def _all_ended(waits: list[asyncio.Future[Any]], others: list[_Other]) -> None:
+    """Wait until all futures are done and the other threads have ended. If this task is cancelled meanwhile, raise
+    CancelledError afterwards.
+    """
     cancelled = None
     while pending := [wait for wait in waits if not wait.done()]:
         try:
@@ -192,6 +202,8 @@ async def _all_done(waits: list[asyncio.Future[Any]]) -> None:
     for wait in waits:
         if not wait.cancelled():
             wait.exception()  # so that it does not count as never retrieved
+    for other in others:
+        other.join()
     if cancelled is not None:
         raise cancelled
 

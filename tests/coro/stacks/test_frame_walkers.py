@@ -223,7 +223,7 @@ def test_in_a_signal_handler_during_switches(walker):
         print(*frame_walker.end())
         """,
     )
-    assert signals > 100
+    assert signals > 10  # usually thousands; fewer on a busy machine
     assert deepest >= 3
 
 
@@ -241,5 +241,5 @@ def test_in_a_signal_handler(walker, with_faulthandler):
         print(*frame_walker.end())
         """,
     )
-    assert signals > 100
+    assert signals > 10  # usually thousands; fewer on a busy machine
     assert deepest > 10
