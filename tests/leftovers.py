@@ -49,11 +49,6 @@ PATCHED = (
 CHANGING = {
     "all_tasks",
     "_shutdown_locks",
-    "_fork_in_stdlib",
-    "_is_main_interpreter",
-    "_USE_POSIX_SPAWN",
-    "_USE_VFORK",
-    "_cleanup",
     "_event_loop_policy",  # asyncio makes the default one when it is asked for; see _policy()
 }
 LOGGERS = ("asyncio", "grapeshot", "concurrent.futures")
