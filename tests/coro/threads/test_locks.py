@@ -453,8 +453,8 @@ def hold():
 holder = threading.Thread(target=hold)
 holder.start()
 is_held.wait()
-signal.setitimer(signal.ITIMER_REAL, 0.05)
-threading.Timer(0.2, may_release.set).start()
+threading.Timer(1, may_release.set).start()
+signal.setitimer(signal.ITIMER_REAL, 0.3)
 try:
     lock._acquire_restore(state)
 except Alarm:
@@ -493,8 +493,8 @@ def begin():
         pass
 
 def restore():
-    threading.Timer(0.05, may_release.set).start()
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    threading.Timer(0.3, may_release.set).start()
+    signal.setitimer(signal.ITIMER_REAL, 1)
     try:
         lock._acquire_restore(state)
     except Alarm:
