@@ -137,8 +137,8 @@ def test_limit(kind):
 
     grapeshot.run(main())
     assert max(seen) == 3
-    # Without a GIL, real threads may append to `order` in any order.
-    in_order = gil_is_enabled() or kind is not concurrent.futures.ThreadPoolExecutor
+    # Real threads may append to `order` in any order.
+    in_order = kind is not concurrent.futures.ThreadPoolExecutor
     assert (order if in_order else sorted(order)) == list(range(20))
 
 
