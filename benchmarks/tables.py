@@ -229,9 +229,9 @@ RULE = (
     "Each number is the median of its runs, ± half of its 95 % interval. Ratios are calculated run by run, and the "
     "95 % interval of their median is in brackets. Below 1, grapeshot needs less than the peer. A row is ahead only "
     "if the whole interval is below 1 for every peer, behind if it is above 1 for any peer, and otherwise equal. "
-    "This is the verdict of the row. Of the peers that have the same verdict by themselves, the best peer is the one "
-    f"with the highest ratio. A row with fewer than {LEAST_PAIRS} runs gets no verdict (too few runs), because its "
-    "interval would be too uncertain."
+    "This is the verdict of the row. The same rule gives a verdict for each single peer. Of the peers whose verdict is "
+    f"that of the row, the best peer is the one with the highest ratio. A row with fewer than {LEAST_PAIRS} runs gets "
+    "no verdict (too few runs), because its interval would be too uncertain."
 )
 
 

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support import CAP_S, until
+from support import PROCESS_CAP_S, until
 
 from tests.apps.requirements import program
 
@@ -230,11 +230,10 @@ def test_an_asynchronous_iterator_over_a_channel(run: Run, bridge: ModuleType) -
 def test_tokio_tasks_call_soon_threadsafe(run: Run, bridge: ModuleType) -> None:
     async def main() -> None:
         seen: list[int] = []
+        bridge.flood(asyncio.get_running_loop(), seen.append, 5000)
         # For each call a thread of tokio attaches to the interpreter, which takes 0.4 ms on a free-threaded build.
-        count = 5000 if HAS_GIL else 500
-        bridge.flood(asyncio.get_running_loop(), seen.append, count)
-        await until(lambda: len(seen) >= count, "all the callbacks")
-        assert sorted(seen) == list(range(count))
+        await until(lambda: len(seen) >= 5000, "all the callbacks", PROCESS_CAP_S)
+        assert sorted(seen) == list(range(5000))
 
     run(main())
 
@@ -247,7 +246,7 @@ def test_demo(kind: str, built: Path, flags: tuple[str, ...]) -> None:
         env=os.environ | {"PYTHONPATH": search},
         capture_output=True,
         text=True,
-        timeout=3 * CAP_S,
+        timeout=PROCESS_CAP_S,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -75,7 +75,7 @@ class Statistics:
     wakeups: int
     """How often another thread has woken the loop while it was blocked."""
     writes: int
-    """System calls that have sent data. Counted are those of transports, of ``sock_sendall`` and ``sock_sendto``, and
+    """System calls that have sent data: those of transports, of ``sock_sendall`` and ``sock_sendto``, and
     of three methods of coros' sockets: ``sendall``, ``write``, and ``send`` if it is called with a ``bytes`` and
     without flags. Not counted are the system call ``sendfile``; ``sendto``, ``sendmsg``, ``writev`` and all other calls
     of ``send`` on coros' sockets; and anything that coros' sockets send with TLS."""

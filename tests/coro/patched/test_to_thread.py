@@ -167,6 +167,7 @@ def work(number):
     return number, var.get()
 
 def in_pairs(number):
+    check_place()
     running.append(number)
     pair.wait(10)  # until two run at once
     most.append(len(running))
@@ -224,7 +225,7 @@ async def main():
             cancelled.set()
         while not ended:
             await anyio.sleep(0.001)
-        print(ended, group.cancel_scope.cancel_called)
+        print(ended, group.cancel_scope.cancelled_caught)
     async with await anyio.open_file(__file__ if "__file__" in globals() else "/etc/hostname") as file:
         print(len(await file.read()) > 0)
 

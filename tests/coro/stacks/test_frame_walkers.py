@@ -28,7 +28,7 @@ from grapeshot import coro
 sys.path.insert(0, sys.argv[1])
 import frame_walker
 
-END = time.monotonic() + 1
+END = time.process_time() + 1  # CPU time, so that a busy machine does not take the signals' time away
 
 
 def deeper(level, pause):
@@ -76,7 +76,7 @@ def work(seed, fifo):
         else:
             coro.sleep_relative(generator.random() / 10_000)
 
-    while time.monotonic() < END:
+    while time.process_time() < END:
         kind = generator.randrange(6)
         try:
             if kind == 0:
@@ -209,7 +209,7 @@ def test_in_a_signal_handler_during_switches(walker):
         def busy(level):
             if level:
                 return sorted([level], key=lambda _: busy(level - 1))
-            while time.monotonic() < END:
+            while time.process_time() < END:
                 for _ in range(100):
                     coro.yield_slice()
                 coro.spawn(coro.yield_slice).join()
@@ -223,7 +223,7 @@ def test_in_a_signal_handler_during_switches(walker):
         print(*frame_walker.end())
         """,
     )
-    assert signals > 10  # usually thousands; fewer on a busy machine
+    assert signals > 100
     assert deepest >= 3
 
 
@@ -241,5 +241,5 @@ def test_in_a_signal_handler(walker, with_faulthandler):
         print(*frame_walker.end())
         """,
     )
-    assert signals > 10  # usually thousands; fewer on a busy machine
+    assert signals > 100
     assert deepest > 10

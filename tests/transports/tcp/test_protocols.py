@@ -433,9 +433,7 @@ async def test_a_finalizer_closes_the_transport_during_a_collection(loop):
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.skip_on(
-    asyncio="calls buffer_updated() of the new protocol", uvloop="calls buffer_updated() of the new protocol"
-)
+@pytest.mark.skip_on(asyncio="calls buffer_updated() of the new protocol", uvloop="like asyncio")
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_set_protocol_inside_get_buffer(loop, after):
     """get_buffer() is called before the data is received, so all of it goes to the new protocol."""
