@@ -14,6 +14,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CARGO  ?= cargo
 PYTEST := $(BIN)/python -m pytest
+# pytest rewrites the assertions of each test file when it first imports the file, which takes half a minute for all
+# files. If they are rewritten before, the processes that run tests in parallel need not do so, each on its own.
+REWRITE := $(PYTEST) --collect-only -qq -p no:cacheprovider
 # How many test files run in parallel: one more than there are processors, because tests spend much of their time
 # waiting.
 JOBS   ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
@@ -82,7 +85,7 @@ demo: $(VENV)/.build ## serve an aiohttp application, load it, compare with asyn
 # The extension is built while the lint and the Rust tests run. That saves time, because the build's linker uses only
 # one core. The lint and the Rust tests use other build directories, so they need not wait for the build.
 test: $(VENV)/.dev $(VENV)/.build ## all checks: lint, Rust tests, Python tests, CPython's own tests
-	@$(MAKE) --no-print-directory build & building=$$!; \
+	@{ $(MAKE) --no-print-directory build && { $(REWRITE) >/dev/null 2>&1 || true; }; } & building=$$!; \
 	  $(MAKE) --no-print-directory lint test-rust && wait $$building || { kill $$building 2>/dev/null; exit 1; }
 	@$(MAKE) --no-print-directory test-python
 
@@ -137,8 +140,7 @@ format: $(VENV)/.dev ## rewrite Rust and Python to the project's format
 	$(BIN)/ruff check --quiet --fix --exit-zero $(LINTED)
 	$(BIN)/ruff format $(LINTED)
 
-lock: | $(VENV)/pyvenv.cfg ## lock the newest versions in requirements/*.txt (ARGS=--keep: keep versions that still fit *.in)
-	$(BIN)/python -m pip install --quiet --upgrade uv
+lock: $(VENV)/.build ## lock the newest versions in requirements/*.txt (ARGS=--keep: keep versions that still fit *.in)
 	PATH="$(abspath $(BIN)):$$PATH" requirements/lock $(ARGS)
 
 # ---------------------------------------------------------------- measure
@@ -186,11 +188,14 @@ $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "this Python cannot make virtual environments (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The packages that a target needs, with the versions and hashes of its lock file. They are not compiled to bytecode:
-# Python does that when it first imports a module, and doing it here for all of them would take three times as long as
-# the rest of the installation.
-$(VENV)/.%: requirements/%.txt | $(VENV)/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet --no-compile $(if $(NEWEST),--upgrade --requirement requirements/$*.in,--require-hashes --requirement $<)
+# The packages that a target needs, in the versions that its lock file names. uv installs them. pip only installs uv, and
+# maturin, which the build needs.
+$(VENV)/.build: requirements/build.txt | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet --no-compile $(if $(NEWEST),--upgrade --requirement requirements/build.in,--require-hashes --requirement $<)
+	@touch $@
+
+$(VENV)/.%: requirements/%.txt $(VENV)/.build
+	PATH="$(abspath $(BIN)):$$PATH" requirements/install $(BIN)/python requirements/$*.$(if $(NEWEST),in,txt)
 	@touch $@
 
 # Only one build can be installed, so the stamp of the other profile is removed.
