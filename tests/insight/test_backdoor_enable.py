@@ -161,10 +161,13 @@ def test_a_process_that_was_not_prepared(path, tmp_path, kind, is_idle):
     probe.write_text(f"from grapeshot.insight import backdoor\nbackdoor.serve({os.fspath(path)!r})\n")
     code = f"""
         import asyncio
-        async def main():
-            print("runs", flush=True)
+        async def tick():
             while True:
-                await asyncio.sleep({3600 if is_idle else 0.01})
+                await asyncio.sleep(0.01)
+        async def main():
+            ticker = None if {is_idle} else asyncio.create_task(tick())
+            print("runs", flush=True)
+            await asyncio.sleep(3600)
         loop = new_event_loop()
         loop.run_until_complete(main())
     """

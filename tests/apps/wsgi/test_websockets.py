@@ -249,6 +249,8 @@ def test_socketio(served: Served, transports: list[str]) -> None:
     finally:
         for sio, _, _ in clients:
             sio.disconnect()
+            # The client does not close its socket if the server's close frame comes before the client sends its own.
+            sio.eio.ws and sio.eio.ws.shutdown()
             sio.eio.http and sio.eio.http.close()
     served.process.wait_line("disconnected", count=before + count)
 
