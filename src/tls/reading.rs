@@ -193,8 +193,8 @@ fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyA
     loop {
         while this.records.get() > 0 && !is_closed {
             if filled == plain.capacity() {
-                // Possible only if the lengths of records do not bound their plaintext. The buffer must grow, because a
-                // read of 0 bytes would look like the end.
+                // Possible only if records have more plaintext than was computed from their lengths. The buffer must
+                // grow, because a read of 0 bytes would look like the end.
                 plain = plain.grown(filled * 2)?;
             }
             let capacity = plain.capacity() - filled;

@@ -62,7 +62,7 @@ _putting_back = real_rlock()
 
 
 class CoroSocket(_Native):
-    """The native type plus the methods in Python. :class:`sock` and patched sockets derive from it."""
+    """The native type plus the methods in Python. :class:`sock`, patched sockets and TLS sockets derive from it."""
 
     __slots__ = ("_unread",)
 

@@ -29,8 +29,8 @@ pub(super) struct Extra {
     timeout_s: Cell<f64>,
     limit: Cell<LimitKind>,
     /// The last read returned less than it could, so the stream was empty then. If data has arrived since, the loop
-    /// will report it with an event. There are two exceptions: the event has already come (`is_reported`), or the
-    /// socket is no longer registered.
+    /// will report it with an event, unless that event has already come (`is_reported`) or the socket is no longer
+    /// registered.
     pub(super) is_drained: Cell<bool>,
     /// The Python class holds data that was received and then put back (`_put_back`).
     pub(super) has_unread: Cell<bool>,

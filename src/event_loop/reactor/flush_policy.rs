@@ -3,22 +3,21 @@
 //! Data that is written in several small pieces should leave together: in one system call, and under TLS in as few
 //! records as possible. So a transport collects small writes instead of sending each of them at once:
 //!
-//! ```text
-//!   write() -- in a callback of the transport's own protocol? -- yes --> corked: sent when the callback returns, and
-//!      | no                                                              before that if there is too much of it
-//!   small, and in a step of a running loop? -------------------- yes --> held: sent at the end of the step or of its
-//!      | no                                                              batch, and before that if there is too much
-//!   sent now                                                             of it or the step takes long
-//! ```
+//! - A write in a callback of the transport's own protocol is *corked*: it leaves when the callback returns, or earlier
+//!   if too much has been written.
+//! - Any other small write in a step of a running loop is *held*: it leaves at the end of the step or of its batch, or
+//!   earlier if too much has been written or the step takes long.
+//! - All other writes are sent at once.
+//!
 //! This policy does not concern data that the kernel or the transport below has refused. Such data waits until there is
 //! room, and all later writes wait behind it.
 //!
 //! A step is one call that the loop makes: of a handle (which may be a timer or continue a task), of a coro, or of a
 //! source that has an event. The ready handles and coros of one iteration form a batch. Data that is held during a
 //! source's event is sent when the source returns. Data that is held during the steps of a batch is sent after the last
-//! step, or after an earlier one if it is due by then (`is_due`). The loop does not send it after each step, because a
-//! send takes longer if it must wake a sleeping process on the same machine. If sends follow each other closely, only
-//! the first one finds the peer asleep.
+//! step, or after an earlier one if it is due by then (`is_due`). The loop does not send after each step but all data
+//! in a row. That is cheaper if the peer is a process on the same machine: a send to a sleeping process takes longer,
+//! because it must wake the process, and only the first of several sends in a row finds it asleep.
 //!
 //! A program must not notice that a write is held. So calls that would reveal it send the held data first
 //! (`send_held`), and so does a fork. The list of the transports that hold data is in `held`.
@@ -141,8 +140,8 @@ pub(crate) fn may_wait<T: Flushable>(this: This<'_, T>, new_len: usize) -> bool 
 }
 
 /// Whether a write of `new_len` bytes, after which `len_bytes` are unsent, is small enough to be held. A write that
-/// brings the unsent data above the high watermark is not. It must be sent at once, because the amount that the kernel
-/// takes decides whether `pause_writing` is called.
+/// brings the unsent data above the high watermark does not count as small, whatever its length: it must be sent at
+/// once, because the amount that the kernel takes decides whether `pause_writing` is called.
 #[inline]
 fn is_small<T: Flushable>(this: This<'_, T>, new_len: usize, len_bytes: usize) -> bool {
     new_len <= HELD_WRITE_LEN && len_bytes <= T::HELD_LEN && len_bytes <= this.high_watermark()

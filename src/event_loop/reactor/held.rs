@@ -110,7 +110,8 @@ impl Held {
         self.len.get() == 0
     }
 
-    /// Whether a write may be held now: this thread runs the loop, and writes are not sent at once (`thread` is not 0).
+    /// Whether a write may be held now, in this thread. It may not in another thread, or while all writes are sent at
+    /// once.
     #[inline]
     pub(super) fn is_accepting(&self) -> bool {
         self.thread.get() == current_thread()

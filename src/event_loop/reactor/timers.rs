@@ -15,9 +15,10 @@ use crate::event_loop::loop_clock::LoopClock;
 /// Cancelled timers are removed once there are this many and they are at least half of the heap.
 const MIN_SWEPT_TIMERS: usize = 64;
 
-/// Taking many due timers out of the heap one by one is slow. So once the loop has taken out this many, and at least a
-/// sixteenth of the number that is left in the heap, it sorts the remaining due timers.
+/// Taking many due timers out of the heap one by one is slow. So once the loop has taken out at least this many, and at
+/// least one for every [`FEW_DUE_SHARE`] timers that are left in the heap, it sorts the remaining due timers.
 const FEW_DUE: usize = 16;
+const FEW_DUE_SHARE: usize = 16;
 
 /// A due timer's handle is prefetched this many places before its turn. Thousands of handles do not fit into the cache.
 const PREFETCH_AHEAD: usize = 8;
@@ -178,7 +179,7 @@ impl Timers {
         loop {
             let due = {
                 let mut heap = self.heap.borrow_mut();
-                if taken >= FEW_DUE && !is_sorted && taken >= heap.len() / FEW_DUE {
+                if taken >= FEW_DUE && !is_sorted && taken >= heap.len() / FEW_DUE_SHARE {
                     is_sorted = true;
                     heap.sort_due(until);
                 }
