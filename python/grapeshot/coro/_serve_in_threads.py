@@ -43,8 +43,7 @@ class _Other:
         self.has_started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.has_ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         _running.add(self)
-        self._thread = RealThread(target=self._run, name=self.name)
-        self._thread.start()
+        RealThread(target=self._run, name=self.name).start()
 
     def _run(self) -> None:
         try:
@@ -66,11 +65,6 @@ class _Other:
         if self.must_end:
             self.server.stop(0)
         self.server.wait_closed()
-
-    def join(self) -> None:
-        """Wait until the thread has ended, and raise the exception that ended it."""
-        self._thread.join()
-        self.has_ended.result()
 
     def end(self) -> None:
         """Let the thread end as soon as it can, even if it is still starting."""
@@ -120,7 +114,7 @@ class ServerInThreads(Server):
             self._tell("close")
 
     def wait_closed(self, timeout: float | None = None) -> bool:
-        """Wait until the server is closed, and until its last connection and its other threads have ended.
+        """Wait until the server is closed and its last connection has ended, in all threads.
 
         Returns False if that takes longer than ``timeout`` seconds, else True.
 
@@ -135,7 +129,7 @@ class ServerInThreads(Server):
                 await_(asyncio.wait([asyncio.wrap_future(other.has_ended)], timeout=left_s()))
             if not other.has_ended.done():
                 return False
-            other.join()  # it ends soon after it has said so
+            other.has_ended.result()
         return True
 
     def stop(self, timeout: float | None = 10.0) -> None:
