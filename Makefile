@@ -14,9 +14,6 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CARGO  ?= cargo
 PYTEST := $(BIN)/python -m pytest
-# pytest rewrites the assertions of each test file when it first imports the file, which takes half a minute for all
-# files. If they are rewritten before, the processes that run tests in parallel need not do so, each on its own.
-REWRITE := $(PYTEST) --collect-only -qq -p no:cacheprovider
 # How many test files run in parallel: one more than there are processors, because tests spend much of their time
 # waiting.
 JOBS   ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
@@ -85,9 +82,15 @@ demo: $(VENV)/.build ## serve an aiohttp application, load it, compare with asyn
 # The extension is built while the lint and the Rust tests run. That saves time, because the build's linker uses only
 # one core. The lint and the Rust tests use other build directories, so they need not wait for the build.
 test: $(VENV)/.dev $(VENV)/.build ## all checks: lint, Rust tests, Python tests, CPython's own tests
-	@{ $(MAKE) --no-print-directory build && { $(REWRITE) >/dev/null 2>&1 || true; }; } & building=$$!; \
+	@$(MAKE) --no-print-directory build rewrite & building=$$!; \
 	  $(MAKE) --no-print-directory lint test-rust && wait $$building || { kill $$building 2>/dev/null; exit 1; }
 	@$(MAKE) --no-print-directory test-python
+
+# pytest rewrites the assertions of a test file when it first imports the file. For all files that takes half a minute.
+# This target does it once. Otherwise each of the processes that run tests in parallel would do it.
+.PHONY: rewrite
+rewrite: build
+	@$(PYTEST) --collect-only -qq -p no:cacheprovider >/dev/null 2>&1 || true # test-python reports errors
 
 test-rust: ## the Rust tests: grapeshot-core, which does not need Python, and the load generator
 	$(CARGO) test --quiet -p grapeshot-core
