@@ -131,6 +131,30 @@ def test_a_failed_thread_is_restarted_if_the_program_asks_for_it(caplog):
     assert "thread 'grapeshot-2'" in records[0].message
 
 
+def test_the_loop_goes_on_until_the_other_threads_have_ended():
+    """The destructor of another thread's local variable runs after the thread has reported its outcome."""
+    loops, answers = [], []
+    local = threading.local()
+
+    async def answer():
+        return "answered"
+
+    class Asking:
+        def __del__(self):
+            answers.append(asyncio.run_coroutine_threadsafe(answer(), loops[0]).result(20))
+
+    async def main():
+        if threading.current_thread().name != "grapeshot-2":
+            loops.append(asyncio.get_running_loop())
+            return
+        while not loops:
+            await asyncio.sleep(0.001)
+        local.value = Asking()
+
+    grapeshot.run(main, threads=2)
+    assert answers == ["answered"]
+
+
 def test_cancelling_main_in_one_thread():
     """If one main function is cancelled, run() raises CancelledError, as it does with a single thread."""
 

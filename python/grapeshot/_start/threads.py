@@ -29,6 +29,8 @@ _logger = logging.getLogger("asyncio")
 # The delays before a failed main function is called again, in seconds: the first, and the longest.
 _FIRST_DELAY_S = 0.1
 _LAST_DELAY_S = 5.0
+# How often the calling thread checks whether the other threads have ended, after they have reported their outcomes.
+_CHECK_S = 0.001
 
 
 def check(main: Any, threads: Any) -> None:
@@ -125,10 +127,9 @@ class _Other:
         self._thread = thread
         return future
 
-    def join(self) -> None:
-        """Wait until the thread has ended. It ends soon after it has reported its outcome."""
-        if self._thread is not None:
-            self._thread.join()
+    def is_alive(self) -> bool:
+        """Whether the thread exists. It ends soon after it has reported its outcome."""
+        return self._thread is not None and self._thread.is_alive()
 
     def _run(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> None:
         try:
@@ -202,8 +203,12 @@ async def _all_ended(waits: list[asyncio.Future[Any]], others: list[_Other]) -> 
     for wait in waits:
         if not wait.cancelled():
             wait.exception()  # so that it does not count as never retrieved
-    for other in others:
-        other.join()
+    # This loop must go on, because destructors of the other threads' local variables may wait for it.
+    while any(other.is_alive() for other in others):
+        try:
+            await asyncio.sleep(_CHECK_S)
+        except asyncio.CancelledError as exc:
+            cancelled = exc
     if cancelled is not None:
         raise cancelled
 
