@@ -179,10 +179,10 @@ def test_wait_for_different_things():
         await asyncio.sleep(0)
 
     def main():
-        future, failing = coro.future(), coro.spawn(int, "no number")
-        things = [future, failing, asyncio.get_running_loop().create_task(task())]
-        asyncio.get_running_loop().call_later(0.001, future.set)
-        assert coro.wait(things)[-1] is future
+        loop = asyncio.get_running_loop()
+        future, failing, sleeping = coro.future(), coro.spawn(int, "no number"), loop.create_task(task())
+        sleeping.add_done_callback(lambda _: loop.call_soon(future.set))
+        assert coro.wait([future, failing, sleeping])[-1] is future
         assert isinstance(failing.exception(), ValueError)
 
     coro.run(main)
