@@ -54,7 +54,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv build loadgen demo test test-rust models test-python conformance soak fuzz fuzz-rust fuzz-python lint format lock bench tables churn callgrind docs pgo wheel audit clean
+.PHONY: help venv build loadgen demo test rewrite test-rust models test-python conformance soak fuzz fuzz-rust fuzz-python lint format lock bench tables churn callgrind docs pgo wheel audit clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,8 +88,7 @@ test: $(VENV)/.dev $(VENV)/.build ## all checks: lint, Rust tests, Python tests,
 
 # pytest rewrites the assertions of a test file when it first imports the file. For all files that takes half a minute.
 # This target does it once. Otherwise each of the processes that run tests in parallel would do it.
-.PHONY: rewrite
-rewrite: build
+rewrite: build ## let pytest rewrite the assertions of all test files (`make test` does so itself)
 	@$(PYTEST) --collect-only -qq -p no:cacheprovider >/dev/null 2>&1 || true # test-python reports errors
 
 test-rust: ## the Rust tests: grapeshot-core, which does not need Python, and the load generator
