@@ -88,7 +88,7 @@ test: $(VENV)/.dev $(VENV)/.build ## all checks: lint, Rust tests, Python tests,
 
 # pytest rewrites the assertions of a test file when it first imports the file. For all files that takes half a minute.
 # This target does it once. Otherwise each of the processes that run tests in parallel would do it.
-rewrite: build ## let pytest rewrite the assertions of all test files (`make test` does so itself)
+rewrite: $(VENV)/.dev build ## let pytest rewrite the assertions of all test files (`make test` does so itself)
 	@$(PYTEST) --collect-only -qq -p no:cacheprovider >/dev/null 2>&1 || true # test-python reports errors
 
 test-rust: ## the Rust tests: grapeshot-core, which does not need Python, and the load generator
