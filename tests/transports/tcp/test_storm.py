@@ -5,6 +5,7 @@ connection may get another one's bytes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import time
@@ -109,7 +110,10 @@ async def test_tasks_cancelled_in_the_middle_of_streams(loop, serve):
     """Tasks with streams are cancelled while replies are being sent. New connections reuse the freed descriptors."""
     rng = random.Random(9)
 
+    handlers: set[asyncio.Task] = set()
+
     async def handle(reader, writer):
+        handlers.add(asyncio.current_task())
         try:
             while line := await reader.readline():
                 writer.write(line)
@@ -118,6 +122,8 @@ async def test_tasks_cancelled_in_the_middle_of_streams(loop, serve):
             pass
         finally:
             writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
     server = await asyncio.start_server(handle, HOST, 0)
     address = server.sockets[0].getsockname()
@@ -148,6 +154,7 @@ async def test_tasks_cancelled_in_the_middle_of_streams(loop, serve):
     await asyncio.gather(*tasks, return_exceptions=True)
     server.close()
     await iterations(20)
+    await asyncio.gather(*handlers)
     assert wrong == []
 
 
