@@ -190,13 +190,10 @@ $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "this Python cannot make virtual environments (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The packages that a target needs, in the versions that its lock file names. uv installs them. pip only installs uv, and
-# maturin, which the build needs.
-$(VENV)/.build: requirements/build.txt | $(VENV)/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet --no-compile $(if $(NEWEST),--upgrade --requirement requirements/build.in,--require-hashes --requirement $<)
-	@touch $@
-
-$(VENV)/.%: requirements/%.txt $(VENV)/.build
+# The packages that a target needs, in the versions that its lock file names. Those for the build come first, because uv,
+# which installs the others, is one of them.
+$(VENV)/.dev $(VENV)/.demo: $(VENV)/.build
+$(VENV)/.%: requirements/%.txt | $(VENV)/pyvenv.cfg
 	PATH="$(abspath $(BIN)):$$PATH" requirements/install $(BIN)/python requirements/$*.$(if $(NEWEST),in,txt)
 	@touch $@
 
